@@ -34,7 +34,6 @@ from flwr_frl.clients.ffa_lora import FFALoRAClient as FFALoRAClient
 from flwr_frl.clients.flute import FLUTEClient as FLUTEClient
 from flwr_frl.clients.flute import FLUTELinearClient as FLUTELinearClient
 from flwr_frl.clients.flute import FLUTEStarClient as FLUTEStarClient
-from flwr_frl.clients.flute_regression import FLUTERegressionClient as FLUTERegressionClient
 from flwr_frl.clients.gossip.base import Node as Node
 from flwr_frl.clients.gpfl import GPFLClient as GPFLClient
 from flwr_frl.clients.ifca import IFCAClient as IFCAClient

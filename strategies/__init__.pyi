@@ -41,7 +41,6 @@ from flwr_frl.strategies.fedrep import FedRepLinear as FedRepLinear
 from flwr_frl.strategies.flute import FLUTE as FLUTE
 from flwr_frl.strategies.flute import FLUTELinear as FLUTELinear
 from flwr_frl.strategies.flute import FLUTEStar as FLUTEStar
-from flwr_frl.strategies.flute_regression import FLUTERegression as FLUTERegression
 from flwr_frl.strategies.gossip.base import Gossip as Gossip
 from flwr_frl.strategies.ifca import IFCA as IFCA
 from flwr_frl.strategies.multi_task import MultiTask as MultiTask

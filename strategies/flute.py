@@ -80,18 +80,6 @@ class TrainedHeads(HeadsOnServer):
         """Return a client's head, the initial one if it has not trained yet."""
         return self.heads.get(client, self.initial_head)
 
-    def save_weights(self, round: Round, weights: npt.NDArray[Any]) -> None:
-        """Store the returned heads with new weights, of shape (n, m, k)."""
-        improved = [
-            {**{n: reply.read()[n] for n in self.initial_head}, HEAD_WEIGHT: weight}
-            for reply, weight in zip(round.replies, weights, strict=True)
-        ]
-        self.save_heads([reply.client for reply in round.replies], improved)
-
-    def returned_weights(self, round: Round) -> npt.NDArray[Any]:
-        """Return the weights of the returned heads, of shape (n, m, k)."""
-        return np.stack([reply.read()[HEAD_WEIGHT] for reply in round.replies])
-
 
 class FLUTE(
     TrainedHeads,
@@ -140,9 +128,16 @@ class FLUTE(
         arrays = round.mean()
         if arrays is None:
             return None
-        classes = [list(self._classes[reply.client]) for reply in round.replies]
-        heads = self.returned_weights(round)
-        self.save_weights(round, self.improve(heads, np.array(classes) == "1"))
+        names = [reply.client for reply in round.replies]
+        heads = [
+            {name: reply.read()[name] for name in self.initial_head}
+            for reply in round.replies
+        ]
+        classes = np.array([list(self._classes[name]) for name in names]) == "1"
+        weights = self.improve(np.stack([h[HEAD_WEIGHT] for h in heads]), classes)
+        for head, weight in zip(heads, weights, strict=True):
+            head[HEAD_WEIGHT] = weight
+        self.save_heads(names, heads)
         return arrays
 
     def improve(
@@ -219,7 +214,9 @@ class FLUTELinear(
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return B⁰ᵀ of shape (k, d) with entries from N(0, α²)."""
-        warn_if_unbounded(self.gamma1, self.gamma2)
+        if self.gamma1 > 2 * self.gamma2:
+            text = "gamma1 is %g, more than 2 gamma2 = %g: FLUTE usually diverges; "
+            log(WARNING, text + "lower it", self.gamma1, 2 * self.gamma2)
         start = self._random((self.rank, self.dimension), "representation")
         return to_record({REPRESENTATION_WEIGHT: start})
 
@@ -256,10 +253,3 @@ class FLUTELinear(
             return None
         self.save_heads(names, [{HEAD_WEIGHT: w[None].copy()} for w in new_w.T])
         return {REPRESENTATION_WEIGHT: new_b.T}
-
-
-def warn_if_unbounded(gamma1: float, gamma2: float) -> None:
-    """Warn if the linear case's regularizer has no lower bound."""
-    if gamma1 > 2 * gamma2:
-        text = "gamma1 is %g, more than 2 gamma2 = %g: FLUTE usually diverges; lower it"
-        log(WARNING, text, gamma1, 2 * gamma2)

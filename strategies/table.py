@@ -7,10 +7,6 @@ _TABLE = {
     "lg-fedavg": ("averaging:LGFedAvg", "LG-FedAvg (Liang et al., 2020)"),
     "flute": ("flute:FLUTE", "FLUTE (Liu et al., ICML 2024)"),
     "flute-star": ("flute:FLUTEStar", "FLUTE* (Liu et al., ICML 2024)"),
-    "flute-regression": (
-        "flute_regression:FLUTERegression",
-        "FLUTE for regression",
-    ),
     "fedavg": ("averaging:FedAvg", "FedAvg (McMahan et al., AISTATS 2017)"),
     "fedavg-ft": ("averaging:FedAvgFT", "FedAvg-FT (with heads fine-tuned in the end)"),
     "fedprox": ("averaging:FedProx", "FedProx (Li et al., MLSys 2020)"),

@@ -13,9 +13,6 @@ BYTES = "bytes"
 CONTROL = "control."
 # Prefix of FedDBE's consensual mean features.
 CONSENSUS = "consensus."
-# FLUTE for regression: the matrix A in messages to clients, and the second moment of
-# a client's features in replies.
-COUPLING = "coupling.matrix"
 # FedProto and FedPAC: each class's mean features, and the number of examples behind
 # each mean.
 PROTOTYPES = "prototypes.means"
