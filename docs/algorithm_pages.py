@@ -99,7 +99,7 @@ def overview(known: list[Algorithm]) -> str:
 
 def flow(each: Algorithm) -> tuple[list[str], list[str], list[str]]:
     """Return what a client receives, what it sends, and what stays, in words."""
-    client, stays = each.client, in_words(each.client.personal)
+    client, stays = each.client, whole(in_words(each.client.personal))
     if each.relays:
         return ["messages of neighbours"], ["a message"], stays
     down = in_words(client.shared)
@@ -109,7 +109,7 @@ def flow(each: Algorithm) -> tuple[list[str], list[str], list[str]]:
         down, up = (["adapters", *words[1:]] for words in (down, up))
     if each.kept_for_each != "head":
         down, up = whole(down), whole(up)
-    return down, up, whole(stays)
+    return down, up, stays
 
 
 def whole(words: list[str]) -> list[str]:
@@ -147,7 +147,7 @@ def page(each: Algorithm) -> str:
         f"## When to use it\n\n{use}",
         comparison(each.name),
         "## Run it\n\n" + command(each) + "\n" + traits(each),
-        "## Results\n\n" + results(each.name),
+        "## Results\n\n" + results(each.name, written.pop("Results", "").strip()),
         "## Settings\n\n" + settings_table(each),
         *(f"## {title}\n\n{text.strip()}" for title, text in written.items()),
     ]
@@ -170,10 +170,12 @@ def picture(each: Algorithm) -> str:
     own = each.kept_for_each
     for_each = f"each client's {own}"
     stored = [for_each if word == own else word for word in down]
+    if each.relays or own == "model":
+        stored = [for_each] * bool(own)
     return PICTURE.format(
         server="Relay" if each.relays else "Server",
         client="node" if each.relays else "client",
-        stored=chips([] if each.relays else stored, for_each),
+        stored=chips(stored, for_each),
         down=chips(down, own),
         up=chips(up, own),
         stays=chips(stays, *stays),

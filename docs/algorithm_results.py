@@ -75,16 +75,16 @@ def _mean(runs: list[dict[str, float]]) -> str:
     return ""
 
 
-def results(name: str) -> str:
-    """Return measured and published accuracies, and links to further pages."""
-    text = _beside_papers(name)
+def results(name: str, written: str) -> str:
+    """Return a text, measured and published accuracies, and links to more pages."""
+    text = f"{written}\n\n{_beside_papers(name)}".strip()
     pages = [
         f"[{path.stem}](/results/{path.stem}.md)"
         for path in sorted(RESULTS.glob("*.md"))
         if f"`{name}`" in path.read_text(encoding="utf-8")
     ]
     if pages:
-        text += f"Pages with more about it: {', '.join(pages)}.\n"
+        text += f"\n\nPages with more about it: {', '.join(pages)}.\n"
     return text or "No page of results is about this algorithm alone.\n"
 
 

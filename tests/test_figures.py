@@ -23,6 +23,8 @@ TEXTS = (
     RESULTS_PAGE,
     "docs/choose.md",
     "docs/claims.md",
+    "docs/methods/squarm-sgd.md",
+    "docs/methods/srpfl.md",
     "docs/privacy.md",
     "deploy/README.md",
 )
@@ -33,7 +35,7 @@ MINUS = "\u2212"
 def copy(tmp_path):
     """A folder with copies of the texts, and links to pages that tests can replace."""
     for name in TEXTS:
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / PAGES).mkdir(parents=True)
     for page in (ROOT / PAGES).iterdir():
