@@ -1,4 +1,4 @@
-"""Draw the README's figure: the accuracy of twenty clients with one or two digits each.
+"""Draw the README's figure: the accuracy of each of twenty clients.
 
 ``python -m docs.heads RESULTS`` draws ``docs/heads.svg`` from the results of
 ``python simulation.py fedavg fedrep --output RESULTS``.
@@ -12,12 +12,10 @@ from statistics import fmean
 
 import matplotlib.pyplot as plt
 
+from flwr_frl.results.looks import looks
+
 PICTURE = Path(__file__).parent / "heads.svg"
-# Label and colour; all colours can be read on a light and on a dark page.
-ALGORITHMS = {
-    "fedavg": ("one global model (FedAvg)", "#bf8700"),
-    "fedrep": ("personal heads (FedRep)", "#218bff"),
-}
+LABELS = {"fedavg": "one global model\n(FedAvg)", "fedrep": "personal heads\n(FedRep)"}
 GREY = "#7d8590"
 LAST = 10
 
@@ -34,29 +32,33 @@ def accuracies(folder: Path, algorithm: str) -> dict[str, float]:
 
 
 def main() -> None:
-    """Draw the figure: two bars for each client, labelled with its digits."""
+    """Draw the figure: two bars for each client, and the mean of each method."""
     plt.rcParams |= {"svg.hashsalt": "heads", "svg.fonttype": "none"}
     plt.rcParams |= {"text.color": GREY, "font.size": 11}
-    figure, axes = plt.subplots(figsize=(9, 3.2), layout="constrained")
-    for shift, (algorithm, (label, colour)) in enumerate(ALGORITHMS.items()):
-        results = Path(sys.argv[1])
-        by_client = accuracies(results, algorithm)
-        text = (results / algorithm / "clients.json").read_text(encoding="utf-8")
-        clients = json.loads(text)
+    _, axes = plt.subplots(figsize=(9, 3.1), layout="constrained")
+    results = Path(sys.argv[1])
+    colours = {name: colour for name, (colour, _) in looks(LABELS).items()}
+    values = {name: accuracies(results, name) for name in LABELS}
+    text = (results / "fedrep" / "clients.json").read_text(encoding="utf-8")
+    about = json.loads(text)
+    clients = sorted(about, key=values["fedavg"].__getitem__)
+    for shift, (name, label) in enumerate(LABELS.items()):
+        mean, colour = fmean(values[name].values()), colours[name]
         places = [i + 0.4 * shift for i in range(len(clients))]
-        label = f"{label}: {fmean(by_client.values()):.0f} %"
-        heights = [by_client[name] for name in clients]
-        axes.bar(places, heights, 0.36, label=label, color=colour)
-    digits = [" ".join(client["class-counts"]) for client in clients.values()]
+        axes.bar(places, [values[name][c] for c in clients], 0.36, color=colour)
+        axes.plot([-0.4, len(clients) + 0.2], [mean, mean], color=colour, lw=1, ls="--")
+        place = len(clients) + 0.4, mean
+        text = f"{label}\nmean {mean:.0f} %"
+        axes.annotate(text, place, color=colour, va="center", weight="bold")
+    digits = [", ".join(about[client]["class-counts"]) for client in clients]
     axes.set_xticks([i + 0.2 for i in range(len(digits))], digits)
     axes.set_yticks([0, 50, 100], ["0 %", "50 %", "100 %"])
-    axes.set_xlabel("the digits that each client has", color=GREY)
-    axes.set_ylabel("accuracy on its own test data", color=GREY)
+    axes.set_xlim(-0.5, len(clients) + 5)
+    axes.set_xlabel("the digits that each of the 20 clients has", color=GREY)
+    axes.set_ylabel("test accuracy", color=GREY)
     axes.tick_params(colors=GREY, length=0)
-    axes.grid(axis="y", color=GREY, linewidth=0.3)
-    axes.set_axisbelow(True)
+    axes.tick_params(axis="x", labelsize=9)
     axes.spines[:].set_visible(False)
-    figure.legend(loc="outside upper left", ncols=2, frameon=False)
     plt.savefig(PICTURE, transparent=True, metadata={"Date": None})
 
 
