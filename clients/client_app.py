@@ -10,6 +10,7 @@ import torch
 from flwr.app import (
     ConfigRecord,
     Context,
+    Error,
     Message,
     MessageType,
     RecordDict,
@@ -28,6 +29,12 @@ from flwr_frl.clients.device.codec import (
 )
 from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.rows import evaluate_rows, fit_rows
+from flwr_frl.clients.device.secure import (
+    answer,
+    check_message,
+    check_rules,
+    mask,
+)
 from flwr_frl.clients.device.setup import (
     AUTO_ON_CPU,
     Setup,
@@ -38,14 +45,25 @@ from flwr_frl.clients.device.setup import (
     properties_of,
     torch_seed,
 )
+from flwr_frl.clients.device.state import state_directory
 from flwr_frl.clients.simulated import join
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import fill, memory_record, reply_with
+from flwr_frl.common.arrays import (
+    entries_of,
+    fill,
+    memory_record,
+    message_like,
+    reply_with,
+)
 from flwr_frl.common.run_cache import begin_run, current_run
+from flwr_frl.common.secure.messages import SECURE
 from flwr_frl.common.settings import Settings, SettingsError
 from flwr_frl.task import devices
 from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
 from flwr_frl.task.training.cohort import each_together
+
+# Code of an error reply, as of Flower's for an app that has failed.
+FAILED = 2
 
 
 class App(ClientApp):
@@ -122,7 +140,8 @@ class App(ClientApp):
         iterator of Message
             The replies, in the order of the messages.
         """
-        if self.size <= 1 or all_of(MessageType.QUERY, messages):
+        kinds = {message.metadata.message_type for message in messages}
+        if self.size <= 1 or not kinds & {MessageType.TRAIN, MessageType.EVALUATE}:
             return (work() for work in works)
         auto = self.cohort == "auto"
         begin_run(self.command)
@@ -154,7 +173,34 @@ class App(ClientApp):
             return {}
         if fit_nodes := getattr(setups[0].kind, "fit_nodes", None):
             return cast(dict[int, Message], fit_nodes(setups[0], *asked, auto))
-        return fit_rows(setups, *asked, size, auto)
+        plain = [without_secure(message) for message in messages]
+        replies = fit_rows(setups, plain, contexts, size, auto)
+        for i, reply in replies.items():
+            about = messages[i], contexts[i], setups[i]
+            try:
+                replies[i] = masked(reply, *about)
+            except SettingsError as error:
+                replies[i] = Message(Error(FAILED, str(error)), reply_to=messages[i])
+        return replies
+
+
+def without_secure(message: Message) -> Message:
+    """Return a message as it is without secure aggregation."""
+    content = dict(entries_of(message.content))
+    if content.pop(SECURE, None) is None:
+        return message
+    return message_like(message, fill(RecordDict(), content))
+
+
+def masked(reply: Message, message: Message, context: Context, setup: Setup) -> Message:
+    """Return a reply to a message of secure aggregation with masked words."""
+    if SECURE not in message.content:
+        return reply
+    config = cast(ConfigRecord, message.content[keys.CONFIG])
+    of_run = str(config.get(keys.RUN, context.run_id)), setup.device.experiment
+    node = context.node_config
+    directory = state_directory(node, setup.name, *of_run, setup.states)
+    return mask(message, context, reply, directory)
 
 
 def all_of(kind: str, messages: Iterable[Message]) -> bool:
@@ -204,13 +250,22 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         devices.seed(torch_seed(setup.name, int(setup.run["seed"]), server_round))
         return setup, build_client(context, setup, config), config
 
+    @app.train("secure")
+    def secure_step(message: Message, context: Context) -> Message:
+        return answer(message, context)
+
     @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:
+        node = context.node_config
+        is_secure = SECURE in message.content or "secure-aggregation" in node
+        if is_secure:
+            check_message(message, context)
         setup, client, config = open_message(message, context)
         client.settings = setup.in_round(client.settings, config)
         result = client.fit(unpack(message, client), config)
         records = pack(message, client, result, setup.device.rounded)
-        return reply_with(records, message)
+        reply = reply_with(records, message)
+        return masked(reply, message, context, setup) if is_secure else reply
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
@@ -234,6 +289,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
             properties[keys.CLIENT] = name = client_name(context.node_config)
             setup, config = app.read_message(message, context)
             refusal = config.get(keys.REFUSAL)
+            check_rules(context.node_config, setup.run)
             # Before the checks, so that a refused client has a label as well.
             properties |= label_of(context, setup)
             properties |= properties_of(context, setup, config)

@@ -20,6 +20,7 @@ from flwr_frl.common.settings import Declared, declared, defaults, load
 from flwr_frl.strategies.algorithms import ALGORITHMS, CASES, settings_owners
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.run_settings import RunSettings
+from flwr_frl.strategies.server.secure import SecureSettings
 from flwr_frl.strategies.server.traits import StrategySettings
 from flwr_frl.task.compression import CompressionSettings
 from flwr_frl.task.data.cache import DataSettings
@@ -50,6 +51,7 @@ names settings that have no effect in a run.
 """
 COMMON: list[tuple[str, Any]] = [
     ("Run", RunSettings),
+    ("Secure aggregation", SecureSettings),
     ("All strategies", StrategySettings),
     ("Simulated speeds", SpeedModel),
     ("All devices", DeviceSettings),

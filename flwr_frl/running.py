@@ -50,6 +50,7 @@ from flwr_frl.strategies.grids.speeds import SpeedModel, speed_model
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.evaluation import check_newcomers
 from flwr_frl.strategies.server.run_settings import RunSettings
+from flwr_frl.strategies.server.secure import SecureSettings, check_secure
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import find
 from flwr_frl.task.models.adapters import AdapterSettings
@@ -62,6 +63,7 @@ BACKENDS = ("auto", "inline", "ray")
 OF_ALL: tuple[Maker, ...] = (
     RunSettings,
     DeviceSettings,
+    SecureSettings,
     SpeedModel,
     AdapterSettings,
 )
@@ -359,6 +361,7 @@ def _tried_out(settings: Resolved) -> list[Task]:
     strategy = build_strategy(settings)
     check_newcomers(strategy, str(settings["algorithm"]), newcomers, num_clients)
     strategy._check_clients(num_clients - newcomers)
+    check_secure(strategy, settings, num_clients - newcomers)
     Tracking(settings)
     speed_model(settings, num_clients - newcomers)
     unsaved = Resolved({**settings, "checkpoint-every": 0, "resume": ""})

@@ -50,6 +50,7 @@ from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.evaluation import ByExamples, check_newcomers, let_join
 from flwr_frl.strategies.server.loop import KeepClients, Loop, Start
 from flwr_frl.strategies.server.run_settings import RunSettings
+from flwr_frl.strategies.server.secure import SecureGrid, SecureSettings, check_secure
 
 
 def serve(
@@ -104,6 +105,7 @@ def serve(
     if nodes and former is None:
         # Only at the start: a resumed run continues with the connected clients.
         strategy._check_clients(len(nodes))
+        check_secure(strategy, settings, len(nodes))
     if former is None or former.resolve() != place.resolve():
         archive_run(place.parent, name)
     with locked(place):
@@ -123,7 +125,11 @@ def serve(
             clock = _clock(grid, settings, nodes, before)
             loop = Loop(strategy, options, report, clock, start, keep_clients)
             with loop.watched():
-                arrays = loop.run(strategy._adapt_grid(clock or grid))
+                adapted = strategy._adapt_grid(clock or grid)
+                secure = build(SecureSettings, settings)
+                if secure.secure_aggregation:
+                    adapted = SecureGrid(adapted, strategy, secure, place, former)
+                arrays = loop.run(adapted)
                 joined: ByExamples = {}
                 if options.new_clients:
                     # With `patience` a run can end before `num-server-rounds`.

@@ -140,6 +140,10 @@ class FirstReplies(ClosesEarly):
         require(valid, "initial-nodes", self.initial_nodes, allowed)
         self.check_replies("initial-nodes", self.initial_nodes, sampled)
 
+    def fewest_replies(self, sampled: int) -> int:
+        """Return n0, or all if these are fewer."""
+        return min(self.initial_nodes, sampled)
+
     def set_rounds(self, num_rounds: int) -> None:
         """Set the number of rounds that ``auto`` divides into stages."""
         if self.lengths is None:

@@ -31,6 +31,10 @@ class ClosesEarly(Participation):
         # Number of clients of which the first ones reply.
         self.clients = 0
 
+    def fewest_replies(self, sampled: int) -> int:
+        """Return 1, unless a subclass waits for more."""
+        return 1
+
     def check_replies(self, setting: str, count: int, clients: int) -> None:
         """Raise `SettingsError` if the first replies may be too few for the rule.
 

@@ -17,6 +17,7 @@ from flwr_frl.clients.base import Client, Config
 from flwr_frl.clients.device.account import PrivateTraining
 from flwr_frl.clients.device.card import about_state
 from flwr_frl.clients.device.groups import array_names
+from flwr_frl.clients.device.secure import OF_A_NODE as OF_SECURE
 from flwr_frl.clients.device.state import PersonalState, state_directory
 from flwr_frl.common import messages as keys
 from flwr_frl.common.settings import (
@@ -39,7 +40,10 @@ from flwr_frl.task.training.privacy import ExamplePrivacy
 from flwr_frl.task.training.trainer import TrainerSettings
 
 # Keys of a node config besides the settings that a device may override.
-OF_A_NODE = ("client-name", "state-dir", "partition-id", "num-partitions")
+OF_A_NODE = (
+    *("client-name", "state-dir", "partition-id", "num-partitions"),
+    *OF_SECURE,
+)
 # Similarity, from 0 to 1, at which an unknown name counts as misspelled; that of
 # ``device-id`` and ``device`` is lower.
 NEARLY = 0.82

@@ -43,6 +43,9 @@ class ClientPrivacy:
 
     Attributes
     ----------
+    by_clients : bool
+        True if clients clip their changes and add the noise, with secure aggregation
+        (`flwr_frl.common.secure.fixed_point.Plan`).
     asked : dict of str to int
         Number of means to which each client may have contributed, by name.
     directory : Path, optional
@@ -54,6 +57,7 @@ class ClientPrivacy:
     def __init__(self, noise: float, clip: float, delta: float) -> None:
         need("dp_accounting", "privacy", "server-dp-noise")
         self.noise, self.clip, self.delta = noise, clip, delta
+        self.by_clients = False
         self.asked: dict[str, int] = {}
         self.directory: Path | None = None
         self.run_token = ""
@@ -85,6 +89,9 @@ class ClientPrivacy:
         self.asked |= {name: self.asked.get(name, 0) + 1 for name in asked}
         if not self._written():
             return None
+        if self.by_clients:
+            # All replies have the mean of secure aggregation.
+            return dict(replies[0]())
         centre = {name: value.astype(np.float64) for name, value in sent.items()}
         total = {name: np.zeros(value.shape) for name, value in centre.items()}
         for reply in replies:
@@ -166,6 +173,7 @@ class ClientPrivacy:
         if self.directory is None:
             return True
         about: dict[str, Any] = {**self.spent(), "noise": self.noise}
+        about |= {"mechanism": "skellam" if self.by_clients else "gaussian"}
         about |= {"clip": self.clip, "run": self.run_token, "asked": self.asked}
         try:
             text = json.dumps(about, indent=2) + "\n"

@@ -117,6 +117,10 @@ class Participation:
             The grid that will send them.
         """
 
+    def fewest_replies(self, sampled: int) -> int:
+        """Return how many replies of the sampled clients may close a round."""
+        return sampled
+
     def close(
         self, round: "Round", arrays: ArrayRecord | None
     ) -> dict[str, float | list[int]]:

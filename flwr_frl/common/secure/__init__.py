@@ -1,0 +1,1 @@
+"""Secure aggregation: cryptography and fixed point, without Flower and torch."""

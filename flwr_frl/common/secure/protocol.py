@@ -1,0 +1,404 @@
+"""The protocol of secure aggregation: SecAgg on all pairs or a ring of neighbours.
+
+Bonawitz et al., CCS 2017; Bell et al., CCS 2020 (SecAgg+). `Member` is a client in one
+round and `Coordinator` the server; messages are up to the caller. In each step, what is
+sent is a mapping from nodes to bytes:
+
+1. *keys*: a member sends two public keys, one to seal shares and one for pair masks.
+2. *shares*: it sends each neighbour a sealed share of two seeds: of its key for pair
+   masks, and of its own mask. The server receives a mark of each share.
+3. *masked*: it sends its words plus its own mask, plus or minus the pair masks.
+4. *unmask*: for each neighbour it reveals one share: of the seed of the own mask if the
+   neighbour's words have arrived, and of the key for pair masks if they have not.
+
+The server can then remove the masks of the sum, and of nothing else. The keys of pair
+masks depend on what the member has received, so a server that sends different models
+to different members receives noise. By the marks, wrong shares are recognised.
+"""
+
+import os
+import random
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from flwr_frl.common.secure import primitives as crypto
+from flwr_frl.common.secure.primitives import KEY, MARK, SEED, Words, mark
+from flwr_frl.common.settings import SettingsError
+
+Texts = Mapping[int, bytes]
+# Bytes of the two public keys, with and without a public key and a signature.
+UNSIGNED, SIGNED = 2 * KEY, 5 * KEY
+# Bytes of a sealed share.
+BOX = crypto.NONCE + 2 * SEED + 16
+# Fewest clients in a sum.
+FEWEST = 3
+# What the server says of a neighbour in the last step.
+SURVIVED, DROPPED = b"1", b"0"
+
+
+class RefusedError(SettingsError):
+    """A member or the server does not continue with a round, for a reason."""
+
+
+def demand(condition: bool, reason: str) -> None:
+    """Raise `RefusedError` unless a condition holds."""
+    if not condition:
+        raise RefusedError(reason, "secure-round")
+
+
+def number(node: int) -> bytes:
+    """Return a node's id as bytes."""
+    return node.to_bytes(8, "big")
+
+
+def threshold_of(group: int, fraction: float, in_ring: bool = False) -> int:
+    """Return how many of a group of clients must remain in each step.
+
+    It is more than ``fraction`` of them, and more than half, so that no two disjoint
+    sets of clients can reveal one share of each kind. In a ring it is one more, so that
+    the clients that remain are connected: else the server could learn partial sums.
+    """
+    half = group // 2 + (2 if in_ring else 1)
+    return max(FEWEST, half, min(group, int(group * fraction + 1e-9) + 1))
+
+
+def own_mask(seed: bytes, session: bytes) -> bytes:
+    """Return the key of a member's own mask."""
+    return crypto.derive(seed, b"own mask", session)
+
+
+def marks(session: bytes, owner: int, helper: int, share: bytes) -> bytes:
+    """Return the marks of both halves of a share, of the key and of the own mask."""
+    about = session, number(owner), number(helper)
+    return mark(b"key", *about, share[:SEED]) + mark(b"own", *about, share[SEED:])
+
+
+@dataclass
+class Member:
+    """A client in one round.
+
+    Parameters
+    ----------
+    node : int
+        Its node.
+    session : bytes
+        Unique for each round and attempt; the server chooses it.
+    threshold : int
+        Fewest clients of its group that must remain in each step.
+    seeds : list of bytes
+        Seeds of the two key pairs and of the own mask; by default random.
+    nodes : list of int
+        Its group, in order: its neighbours and itself.
+    publics, held : list of bytes
+        Their public keys, and their shares that it holds.
+    step : int
+        Number of steps that it has taken. It takes none twice.
+    """
+
+    node: int
+    session: bytes
+    threshold: int
+    seeds: list[bytes] = field(
+        default_factory=lambda: [os.urandom(SEED) for _ in range(3)]
+    )
+    nodes: list[int] = field(default_factory=list)
+    publics: list[bytes] = field(default_factory=list)
+    held: list[bytes] = field(default_factory=list)
+    step: int = 0
+
+    def _begin(self, step: int) -> None:
+        demand(self.step == step, f"step {step + 1} follows step {self.step}")
+        self.step += 1
+
+    def _enough(self, count: int) -> None:
+        least = f"{count} clients are left; expected at least {self.threshold}"
+        demand(count >= self.threshold, least)
+
+    def keys(
+        self, least: int = FEWEST, signing: Ed25519PrivateKey | None = None
+    ) -> dict[int, bytes]:
+        """Return the public keys, signed if there is a key to sign with.
+
+        ``least`` is the client's own limit of the clients in a sum.
+        """
+        self._begin(0)
+        reason = f"a sum may have {self.threshold} clients; expected secure-min-clients"
+        demand(self.threshold >= max(least, FEWEST), f"{reason}, {least}")
+        keys = self._public()
+        signed = crypto.sign(signing, self.session + keys) if signing else b""
+        return {self.node: keys + signed}
+
+    def _public(self) -> bytes:
+        return b"".join(crypto.key_pair(seed)[1] for seed in self.seeds[:2])
+
+    def shares(
+        self, keys: Texts, peers: frozenset[bytes] | None = None
+    ) -> dict[int, bytes]:
+        """Return a sealed share for each neighbour, and its marks.
+
+        In place of a share for itself, there is a mark of the seed of its own mask.
+
+        Parameters
+        ----------
+        keys : mapping of int to bytes
+            The keys of the group, its own among them.
+        peers : frozenset of bytes, optional
+            Public keys of the clients that it trusts to sign; by default any.
+        """
+        self._begin(1)
+        self.nodes = sorted(keys)
+        self.publics = [keys[node][:UNSIGNED] for node in self.nodes]
+        single = {half for k in self.publics for half in (k[:KEY], k[KEY:])}
+        usable = len(single) == 2 * len(keys) and all(map(crypto.is_key, single))
+        demand(usable, "two clients have the same public key, or a key is weak")
+        own = keys.get(self.node, b"")[:UNSIGNED] == self._public()
+        demand(own, "the server reports another public key of this client")
+        half = len(keys) < 2 * self.threshold <= 2 * len(keys)
+        demand(half, f"{self.threshold} of {len(keys)} clients may unmask a sum")
+        if peers is not None:
+            signed = [
+                (k[UNSIGNED:], self.session + k[:UNSIGNED]) for k in keys.values()
+            ]
+            valid = all(s[:KEY] in peers and crypto.is_signed(s, t) for s, t in signed)
+            demand(valid, "a client's keys are not signed by one of secure-peers")
+            distinct = len({s[:KEY] for s, _ in signed}) == len(keys)
+            demand(distinct, "two clients' keys are signed by one of secure-peers")
+        of_seeds = [
+            crypto.split(seed, self.threshold, len(keys)) for seed in self.seeds[1:]
+        ]
+        sent = {}
+        for node, *halves in zip(self.nodes, *of_seeds, strict=True):
+            share, about = b"".join(halves), number(self.node) + number(node)
+            if node == self.node:
+                box = mark(b"seed", self.session, self.seeds[2]).ljust(BOX, b"\0")
+                own_share = share
+            else:
+                box = crypto.seal(self._channel(node), share, about)
+            sent[node] = box + marks(self.session, self.node, node, share)
+        self.held = [own_share if n == self.node else b"" for n in self.nodes]
+        return sent
+
+    def _channel(self, node: int) -> bytes:
+        public = self.publics[self.nodes.index(node)][:KEY]
+        private, _ = crypto.key_pair(self.seeds[0])
+        return crypto.agree(private, public, b"shares", self.session)
+
+    def masked(self, words: Words, boxes: Texts, sent: bytes) -> Words:
+        """Return the masked words.
+
+        Parameters
+        ----------
+        words : ndarray
+            The words.
+        boxes : mapping of int to bytes
+            Sealed shares for this member, by sender. Those who sent none are out.
+        sent : bytes
+            Identifies everything that all members have received.
+        """
+        self._begin(2)
+        neighbours = boxes.keys() < {*self.nodes} and self.node not in boxes
+        demand(neighbours, "shares come from clients that are no neighbours")
+        self._enough(len(boxes) + 1)
+        words = words.copy()
+        crypto.add_mask(words, own_mask(self.seeds[2], self.session), 1)
+        private, _ = crypto.key_pair(self.seeds[1])
+        held = dict(zip(self.nodes, self.held, strict=True))
+        publics = dict(zip(self.nodes, self.publics, strict=True))
+        for node, box in boxes.items():
+            # A hostile neighbour's share is empty; its mask is added all the same.
+            about = number(node) + number(self.node)
+            held[node] = crypto.unseal(self._channel(node), box, about)
+            of_pair = b"pair mask", self.session, sent
+            key = crypto.agree(private, publics[node][KEY:], *of_pair)
+            crypto.add_mask(words, key, 1 if self.node < node else -1)
+        self.nodes, self.publics = sorted([*boxes, self.node]), []
+        self.held = [held[node] for node in self.nodes]
+        return words
+
+    def unmask(self, fates: Texts) -> dict[int, bytes]:
+        """Return one share of each of the group, by whether it has `SURVIVED`."""
+        self._begin(3)
+        same = sorted(fates) == self.nodes and fates[self.node] == SURVIVED
+        demand(same, "the server names other clients than have sent shares")
+        self._enough(list(fates.values()).count(SURVIVED))
+        shares = {
+            node: share[SEED:] if fates[node] == SURVIVED else share[:SEED]
+            for node, share in zip(self.nodes, self.held, strict=True)
+        }
+        # Nothing of the round can be revealed afterwards.
+        self.seeds, self.held = [], []
+        return shares
+
+
+class Coordinator:
+    """The server in one round.
+
+    Parameters
+    ----------
+    asked : int
+        Number of clients that are asked.
+    fraction : float
+        ``secure-threshold``.
+    neighbours : int, default 0
+        Number of neighbours on a random ring; 0 for all.
+    expected : int, optional
+        Number of clients whose words close the round, by default all.
+
+    Attributes
+    ----------
+    survived : set of int
+        Nodes whose words are in the sum.
+    blamed : set of int
+        Nodes that have sent wrong shares.
+    """
+
+    def __init__(
+        self,
+        asked: int,
+        fraction: float,
+        neighbours: int = 0,
+        expected: int | None = None,
+    ) -> None:
+        self.neighbours, self.session = neighbours, os.urandom(MARK)
+        in_ring = 0 < neighbours < asked - 1
+        group = neighbours + 1 if in_ring else asked
+        self.threshold = threshold_of(group, fraction, in_ring)
+        if expected is not None:
+            least = max(FEWEST, group // 2 + 1, expected)
+            self.threshold = min(self.threshold, least)
+        self.survived, self.blamed = set[int](), set[int]()
+        self._keys: dict[int, bytes] = {}
+        self._groups: dict[int, list[int]] = {}
+        self._shares: dict[int, dict[int, bytes]] = {}
+        self._total: Words | None = None
+
+    def _enough(self, nodes: Collection[int], have: str) -> None:
+        text = f"{len(nodes)} clients {have}; expected at least {self.threshold}"
+        demand(len(nodes) >= self.threshold, text)
+
+    def take_keys(self, keys: Texts) -> dict[int, dict[int, bytes]]:
+        """Return for each node the keys of its group.
+
+        Unusable keys are left out, and those that another client has sent as well.
+        """
+        halves = {n: (k[:KEY], k[KEY:UNSIGNED]) for n, k in keys.items()}
+        count = Counter(key for pair in halves.values() for key in pair)
+        self._keys = {
+            node: keys[node]
+            for node, pair in halves.items()
+            if len(keys[node]) in (UNSIGNED, SIGNED)
+            and all(count[key] == 1 and crypto.is_key(key) for key in pair)
+        }
+        self._enough(self._keys, "have sent keys")
+        order, n = [*self._keys], len(self._keys)
+        random.SystemRandom().shuffle(order)
+        half = self.neighbours // 2 if 0 < self.neighbours < n - 1 else n
+        for i, node in enumerate(order):
+            ring = {order[(i + step) % n] for step in range(-half, half + 1)}
+            self._groups[node] = sorted(ring)
+        return {
+            node: {other: self._keys[other] for other in group}
+            for node, group in self._groups.items()
+        }
+
+    def take_shares(self, shares: Mapping[int, Texts]) -> dict[int, dict[int, bytes]]:
+        """Return for each node the boxes that its neighbours have sent for it."""
+        for node, sent in shares.items():
+            sizes = {len(text) for text in sent.values()}
+            if sorted(sent) == self._groups.get(node) and sizes == {BOX + 2 * MARK}:
+                self._shares[node] = dict(sent)
+        self._enough(self._shares, "have sent shares")
+        return {
+            node: {o: self._shares[o][node][:BOX] for o in self._group(node) - {node}}
+            for node in self._shares
+        }
+
+    def _group(self, node: int) -> set[int]:
+        """Return those of a node's group that have sent shares."""
+        return {other for other in self._groups[node] if other in self._shares}
+
+    def take_masked(self, node: int, words: Words) -> bool:
+        """Add a node's words; return whether they count."""
+        if node not in self._shares or node in self.survived:
+            return False
+        if self._total is None:
+            self._total = words.copy()
+        else:
+            self._total += words
+        self.survived.add(node)
+        return True
+
+    def ask_unmask(self) -> dict[int, dict[int, bytes]]:
+        """Return for each survivor which of its group survived, and which did not."""
+        self._enough(self.survived, "have sent masked words")
+        fates = {n: SURVIVED if n in self.survived else DROPPED for n in self._shares}
+        return {
+            node: {other: fates[other] for other in self._group(node)}
+            for node in self.survived
+        }
+
+    def take_unmask(self, answers: Mapping[int, Texts], sent: bytes) -> Words:
+        """Return the sum of the survivors' words.
+
+        Raises `RefusedError` if too few shares are right; ``blamed`` then has the nodes
+        that most of the wrong ones have in common.
+        """
+        right: dict[int, dict[int, bytes]] = {owner: {} for owner in self._shares}
+        wrong: set[tuple[int, int]] = set()
+        for helper in answers.keys() & self.survived:
+            for owner in self._group(helper):
+                share = answers[helper].get(owner, b"")
+                if self._is_right(owner, helper, share):
+                    right[owner][self._groups[owner].index(helper) + 1] = share
+                else:
+                    wrong.add((owner, helper))
+        seeds: dict[int, bytes] = {}
+        for owner in sorted({o for node in self.survived for o in self._group(node)}):
+            if (count := len(right[owner])) < self.threshold:
+                self._blame(wrong)
+                least = f"{count} shares are right; expected at least {self.threshold}"
+                demand(False, least)
+            seeds[owner] = crypto.combine(right[owner], self.threshold)
+            if not self._is_seed(owner, seeds[owner]):
+                self.blamed.add(owner)
+        demand(not self.blamed, f"the shares of {len(self.blamed)} clients are wrong")
+        assert self._total is not None
+        for owner, seed in seeds.items():
+            if owner in self.survived:
+                crypto.add_mask(self._total, own_mask(seed, self.session), -1)
+                continue
+            private, _ = crypto.key_pair(seed)
+            for other in self._group(owner) & self.survived:
+                about = b"pair mask", self.session, sent
+                key = crypto.agree(private, self._keys[other][KEY:UNSIGNED], *about)
+                # The reverse of what the survivor has added.
+                crypto.add_mask(self._total, key, -1 if other < owner else 1)
+        return self._total
+
+    def _is_right(self, owner: int, helper: int, share: bytes) -> bool:
+        is_own, both = owner in self.survived, share + share
+        place = slice(MARK, None) if is_own else slice(MARK)
+        expected = self._shares[owner][helper][BOX:][place]
+        found = marks(self.session, owner, helper, both)[place]
+        return len(share) == SEED and found == expected
+
+    def _is_seed(self, owner: int, seed: bytes) -> bool:
+        if owner in self.survived:
+            found = mark(b"seed", self.session, seed)
+            return found == self._shares[owner][owner][:MARK]
+        return crypto.key_pair(seed)[1] == self._keys[owner][KEY:UNSIGNED]
+
+    def _blame(self, wrong: set[tuple[int, int]]) -> None:
+        """Blame owners or helpers of wrong shares, the most frequent ones first."""
+        while wrong:
+            count = Counter(node for pair in wrong for node in {*pair})
+            most = max(count.values())
+            # A single wrong share can be an attempt to have its owner blamed.
+            if self.blamed and most == 1:
+                return
+            worst = {node for node, times in count.items() if times == most}
+            self.blamed |= worst
+            wrong = {pair for pair in wrong if not worst & {*pair}}
