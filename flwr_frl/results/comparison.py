@@ -1,4 +1,4 @@
-"""The files that compare the runs of a folder: summary, tables, plot and page.
+"""The files that compare the runs of a folder: summary, tables and plot.
 
 All but the summary follow from the journals. ``metrics.csv`` has one line per round,
 client and metric, in long ("tidy") format.
@@ -19,7 +19,6 @@ from flwr_frl.common.files import atomic_file, write_atomically
 from flwr_frl.common.messages import CLASS_COUNTS
 from flwr_frl.common.settings import Settings, facts
 from flwr_frl.results.looks import looks
-from flwr_frl.results.page import write_page
 from flwr_frl.results.results import (
     CLIENT_METRICS,
     CLIENTS,
@@ -85,7 +84,7 @@ def folder_of(seed: object) -> str:
 
 
 def write_comparison(output: Path, summary: Mapping[str, Any]) -> set[str]:
-    """Write the summary, ``metrics.csv``, tables, plots and page of an output folder.
+    """Write the summary, ``metrics.csv``, tables and plots of an output folder.
 
     A file that cannot be written is logged, and the others are written nevertheless.
 
@@ -115,7 +114,6 @@ def write_comparison(output: Path, summary: Mapping[str, Any]) -> set[str]:
         METRICS_CSV: lambda: write_csv(output / METRICS_CSV, runs, evaluated_on),
         "tables": lambda: write_tables(output, summaries, evaluated_on),
         PLOT: lambda: plot(output, runs),
-        PAGE: lambda: write_page(output),
     }
     for name, write in writers.items():
         with log_os_errors(name, lost):

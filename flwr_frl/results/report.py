@@ -24,6 +24,7 @@ from flwr_frl.common.settings import Settings
 from flwr_frl.common.text import several, short_name
 from flwr_frl.results.comparison import read_comparable, write_comparison
 from flwr_frl.results.output import locked
+from flwr_frl.results.page import write_page
 from flwr_frl.results.processes import PLACE
 from flwr_frl.results.results import (
     CLIENT_METRICS,
@@ -90,6 +91,8 @@ class Report:
         self.settings, self.tracking, self.lost = settings, tracking, set[str]()
         self.output = Path(str(settings["output"]))
         self.algorithm = short_name(str(settings["algorithm"]))
+        private = ("resume", "page", "tracker", "tracker-uri")
+        self.config = {n: value for n, value in settings.items() if n not in private}
         self.directory = self.output / self.algorithm
         former = Path(str(settings["resume"] or self.output)) / self.algorithm / METRICS
         kept = [row for row in read_journal(former) if 0 < row["round"] <= after]
@@ -204,6 +207,8 @@ class Report:
             content = read_comparable(self.settings)
             content["algorithms"][self.algorithm] = summary
             self.lost |= write_comparison(self.output, content)
+            with log_os_errors(PAGE, self.lost):
+                write_page(self.output)
         if self.tracking:
             files = [self.output / name for name in (PLOT, PAGE)]
             self.tracking.end(True, summary, [p for p in files if p.is_file()])

@@ -28,8 +28,10 @@ from flwr_frl.results.comparison import (
     write_tables,
 )
 from flwr_frl.results.output import archive_run
+from flwr_frl.results.page import write_page
 from flwr_frl.results.processes import counted, run_parallel
 from flwr_frl.results.results import (
+    PAGE,
     SUMMARY,
     failure,
     is_number,
@@ -209,7 +211,10 @@ def combine(output: Path, seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
     of_all = {name: over_seeds([seed[name] for seed in compared]) for name in common}
     config = {**contents[0]["config"], "output": str(output)}
     content = {"algorithms": of_all, "config": config, "seeds": list(seeds)}
-    refuse_losses(output, write_comparison(output, content))
+    lost = write_comparison(output, content)
+    with log_os_errors(PAGE, lost):
+        write_page(output)
+    refuse_losses(output, lost)
     return of_all
 
 

@@ -393,6 +393,8 @@ class Loop:
         rounds = self.settings.num_server_rounds
         left = seconds_left(self.report.rows, rounds) if state == "running" else None
         status = {"state": state, "rounds": rounds, "left": left, "measure": measure}
+        # Simulated clients have no connections.
+        status |= {"devices": self.keep_clients is None, "settings": self.report.config}
         with log_os_errors(STATUS):
             data = strict_json({**status, "clients": clients}).encode()
             write_atomically(self.report.directory / STATUS, data, durable=False)

@@ -13,22 +13,19 @@ from page_folders import CLIENTS, ROWS, write
 from refusals import code_of
 
 from flwr_frl.results import uplot
-from flwr_frl.results.page import (
-    MOST_POINTS,
-    PageServer,
-    document,
-    main,
-    read_folder,
-    served_for,
-    write_page,
-)
+from flwr_frl.results.page import PageServer, document, main, served_for, write_page
+from flwr_frl.results.page_data import MOST_POINTS, read_folder
 
 HOSTILE = "</script><!--<script>\u2028\"'&amp;<img src=x>"
 
 
-def only_run(place) -> dict:
-    (run,) = read_folder(place)["runs"]
-    return run
+def only_method(place) -> dict:
+    (method,) = read_folder(place)["methods"]
+    return method
+
+
+def columns(table: list[list[str]]) -> dict[str, list[str]]:
+    return {heading: values for heading, *values in zip(*table, strict=True)}
 
 
 def data_in(text: str) -> dict:
@@ -39,7 +36,7 @@ def test_the_page_contains_its_data_and_loads_nothing(tmp_path):
     write(tmp_path / "results")
     write_page(tmp_path / "results")
     text = (tmp_path / "results" / "report.html").read_text()
-    assert data_in(text) == read_folder(tmp_path / "results")
+    assert data_in(text) == json.loads(json.dumps(read_folder(tmp_path / "results")))
     assert "<h1>results</h1>" in text
     assert str(tmp_path) not in text
     assert "default-src 'none'" in text
@@ -47,39 +44,100 @@ def test_the_page_contains_its_data_and_loads_nothing(tmp_path):
 
 
 def test_data_of_a_run(tmp_path):
-    write(tmp_path)
-    assert only_run(tmp_path / "fedrep")["name"] == "fedrep"
-    run = only_run(tmp_path)
-    columns, clients = run.pop("columns"), run.pop("clients")
-    assert run == {
-        **{"name": "fedrep", "state": "running", "rounds": 10},
-        **{"left": 16.0, "quality": "accuracy"},
+    write(tmp_path, settings={"num-server-rounds": 10, "algorithm": "fedrep"})
+    assert only_method(tmp_path / "fedrep")["name"] == "fedrep"
+    data = read_folder(tmp_path)
+    (method,) = data["methods"]
+    assert (method["name"], method["metric"]) == ("fedrep", "accuracy")
+    assert method["curves"]["accuracy"] == ([1, 2], [0.25, 0.75], [0, 0])
+    assert method["curves"]["MB"] == ([1, 2], [4.0, 7.5], [0, 0])
+    assert method["curves"]["updates"] == ([1, 2], [2, 3], [0, 0])
+    table = columns(data["table"])
+    # The mean of both rounds, as there are fewer than ten.
+    assert table["accuracy"] == ["50.00%"]
+    assert table["MB"] == ["7.5"]
+    assert table["state"] == ["running: round 2 of 10, 0:00:16 left"]
+    assert data["settings"] == "num-server-rounds=10"
+
+
+def test_seeds_of_a_method_are_one_row_and_a_curve_with_deviations(tmp_path):
+    for seed, accuracy in enumerate([0.5, 0.7, 0.9]):
+        rows = [{**ROWS[0], "client-metrics": {"a": {"accuracy": accuracy}}}]
+        rows[0]["accuracy"] = accuracy
+        settings = {"seed": seed, "algorithm": "fedrep", "momentum": 0.6}
+        more = {"settings": settings, "state": "finished" if seed < 2 else "running"}
+        write(tmp_path, f"seed-{seed}/fedrep", rows, **more)
+    data = read_folder(tmp_path)
+    # The third seed has not ended.
+    (method,) = data["methods"]
+    rounds, means, deviations = method["curves"]["accuracy"]
+    assert (rounds, means) == ([1], [pytest.approx(0.6)])
+    assert deviations == [pytest.approx(0.02**0.5)]
+    assert method["clients"] == {"a": pytest.approx(0.6)}
+    table = columns(data["table"])
+    assert table["seeds"] == ["2"]
+    assert table["accuracy"] == ["60.00% ± 14.14%"]
+    assert data["command"] == "flwr-frl fedrep --seeds 3 --run-config momentum=0.6"
+    # Runs with another setting are another method.
+    write(tmp_path, "seed-3/fedrep", rows, settings={**settings, "momentum": 0.7})
+    data = read_folder(tmp_path)
+    assert columns(data["table"])["settings"] == ["momentum=0.7", "momentum=0.6"]
+    assert data["command"] == ""
+
+
+def test_methods_are_compared_with_the_best_on_the_clients(tmp_path):
+    for name, shift in ("a", 0.0), ("b", -0.1), ("c", -0.001):
+        clients = {str(i): {"accuracy": 0.5 + i / 50} for i in range(10)}
+        for i, entry in enumerate(clients.values()):
+            entry["accuracy"] += shift * (1 if name == "b" or i % 2 else -1)
+        mean = sum(entry["accuracy"] for entry in clients.values()) / 10
+        rows = [{**ROWS[0], "accuracy": mean - (name == "c") / 100}]
+        write(tmp_path, name, [{**rows[0], "client-metrics": clients}])
+    table = columns(read_folder(tmp_path)["table"])
+    assert table["method"] == ["a", "c", "b"]
+    best, similar, worse = table["compared with the best"]
+    assert best == "best"
+    assert similar.startswith("no significant difference, p = ")
+    # All ten clients are worse: 2 / 2**10, times 2 by Holm.
+    assert worse == "worse, p = 0.0039"
+
+
+@pytest.mark.parametrize("devices", [True, False])
+def test_only_devices_have_connections(tmp_path, devices):
+    write(tmp_path, devices=devices)
+    table = columns(read_folder(tmp_path)["clients"])
+    about = {
+        **{"client": ["pi-1", "pi-2"], "examples": ["1234", "7"]},
+        "test examples": ["5", "5"],
     }
-    assert columns["accuracy"] == [0.25, 0.75]
-    assert columns["MB"] == [4.0, 7.5]
-    assert columns["updates"] == [2, 3]
-    assert columns.keys() == {*ROWS[0], "MB", "updates"}
-    assert clients[0] == CLIENTS[0] | {"rejected": 0, "unanswered": 0}
-    assert (clients[1]["quality"], clients[1]["rejected"]) == (None, 1)
+    if devices:
+        then = table["last seen"][1]
+        assert re.fullmatch(r"2023-11-1\d \d\d:\d\d", then)
+        about |= {"last seen": ["now", then], "last round": ["2", "1"]}
+        about |= {"rejected": ["0", "1"], "unanswered": ["0", "0"]}
+        about |= {"node": ["9007199254740993", ""], "last problem": ["", "is bad"]}
+    assert table == about
 
 
 def test_a_long_run_is_thinned_to_evaluated_rows_and_its_last_one(tmp_path):
-    rows = [{"round": i, "loss": i / 2} for i in range(1, 1002)]
+    begun = {name: value for name, value in ROWS[0].items() if name != "accuracy"}
+    rows = [{**begun, "round": i, "loss": i / 2} for i in range(1, 1002)]
     rows[9] |= {"evaluated": 1, "accuracy": 0.5}
     write(tmp_path, rows=rows)
-    columns = only_run(tmp_path)["columns"]
-    assert len(columns["round"]) <= MOST_POINTS
-    assert columns["round"][-1] == 1001
-    assert columns["accuracy"].count(0.5) == 1
+    curves = only_method(tmp_path)["curves"]
+    assert len(curves["loss"][0]) <= MOST_POINTS
+    assert curves["loss"][0][-1] == 1001
+    assert curves["accuracy"] == ([10], [0.5], [0])
 
 
 def test_runs_are_found_in_all_folders_the_deepest_last(tmp_path):
     # The last one is an archived run of a search over seeds.
     archived = "fedper/point-0/seed-1/earlier-1a2b/fedper"
-    names = ["fedavg", "earlier-1a2b/fedrep", "seed-1/fedavg", archived]
+    names = ["fedavg", "earlier-1a2b/fedrep", "fedper/point-0/fedper", archived]
     for name in names[::-1]:
         write(tmp_path, name)
-    assert [run["name"] for run in read_folder(tmp_path)["runs"]] == names
+    found = [method["name"] for method in read_folder(tmp_path)["methods"]]
+    assert found == [*names[:3], archived.replace("seed-1/", "")]
 
 
 def test_names_are_data_and_never_markup(tmp_path):
@@ -89,7 +147,7 @@ def test_names_are_data_and_never_markup(tmp_path):
     text = document(tmp_path / "<b>")
     ours = document(tmp_path / "nothing")
     assert text.count("<") == ours.count("<")
-    assert data_in(text) == read_folder(tmp_path / "<b>")
+    assert data_in(text) == json.loads(json.dumps(read_folder(tmp_path / "<b>")))
 
 
 @pytest.mark.parametrize("status", [None, "", "{", "[]", "7", "[" * 100_000])
@@ -97,9 +155,9 @@ def test_a_run_with_a_missing_or_damaged_status_has_no_clients(tmp_path, status)
     write(tmp_path)
     path = tmp_path / "fedrep" / "status.json"
     path.write_text(status) if status is not None else path.unlink()
-    run = only_run(tmp_path)
-    assert (run["state"], run["rounds"]) == ("", None)
-    assert run["clients"] == []
+    data = read_folder(tmp_path)
+    assert columns(data["table"])["accuracy"] == ["50.00%"]
+    assert data["clients"] == [[]]
 
 
 @pytest.mark.parametrize(
@@ -107,7 +165,7 @@ def test_a_run_with_a_missing_or_damaged_status_has_no_clients(tmp_path, status)
     [
         # The last line is still being written.
         (json.dumps(ROWS[0]) + '\n{"round": 3, "accu', [0.25]),
-        ("[" * 100_000, None),
+        ("[" * 100_000, []),
         (json.dumps({"round": 1, "bytes-down": "x"}) + "\n", "left out"),
     ],
 )
@@ -115,9 +173,9 @@ def test_a_damaged_run_does_not_hide_others(tmp_path, text, accuracy):
     write(tmp_path, "a")
     write(tmp_path, "b")
     (tmp_path / "a" / "metrics.jsonl").write_text(text)
-    runs = {run["name"]: run for run in read_folder(tmp_path)["runs"]}
-    assert runs["b"]["columns"]["accuracy"] == [0.25, 0.75]
-    found = runs["a"]["columns"].get("accuracy") if "a" in runs else "left out"
+    curves = {m["name"]: m["curves"] for m in read_folder(tmp_path)["methods"]}
+    assert curves["b"]["accuracy"][1] == [0.25, 0.75]
+    found = curves["a"].get("accuracy", [[], []])[1] if "a" in curves else "left out"
     assert found == accuracy
 
 
@@ -144,7 +202,7 @@ def ask(server, method="GET", path="/", **headers):
 def test_the_served_page_follows_the_folder(server, tmp_path):
     assert ask(server) == (200, document(tmp_path))
     write(tmp_path, rows=[*ROWS, {**ROWS[1], "round": 3}])
-    assert data_in(ask(server)[1])["runs"][0]["columns"]["round"] == [1, 2, 3]
+    assert data_in(ask(server)[1])["methods"][0]["curves"]["MB"][0] == [1, 2, 3]
 
 
 def test_only_the_page_is_served_and_only_locally(server, tmp_path):
@@ -182,7 +240,7 @@ def test_page_is_served_only_during_a_run(tmp_path):
         port = listener.getsockname()[1]
     settings, address = {"output": str(tmp_path / "later")}, f"http://127.0.0.1:{port}/"
     with served_for({"page": port, **settings}), urlopen(address, timeout=10) as answer:
-        assert data_in(answer.read().decode())["runs"] == []
+        assert data_in(answer.read().decode())["methods"] == []
     PageServer(tmp_path, port).server_close()
     with served_for({"page": 0, "output": "x"}):
         pass

@@ -1,0 +1,325 @@
+"""The data of the results page: the methods, curves and clients of a results folder."""
+
+import json
+import os
+import re
+import shlex
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from functools import lru_cache
+from logging import WARNING
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from flwr.common import log
+
+from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES
+from flwr_frl.common.settings import Settings, defaults, facts
+from flwr_frl.results.comparison import cells, curve
+from flwr_frl.results.looks import looks
+from flwr_frl.results.methods import MethodResult, tested
+from flwr_frl.results.results import (
+    CLIENTS,
+    METRICS,
+    STATUS,
+    Row,
+    client_means,
+    is_number,
+    over_seeds,
+    protocol_text,
+    quality,
+    read_object,
+    read_rows,
+    result_rows,
+    summarize,
+)
+
+# The most points of a curve.
+MOST_POINTS = 200
+# Headings of the entries of a client's status. Some only exist for devices.
+DATA = {NUM_EXAMPLES: "examples", NUM_TEST_EXAMPLES: "test examples"}
+OF_DEVICES = {
+    **{"last-seen": "last seen", "last-round": "last round", "updates": "updates"},
+    **{"rejected": "rejected", "unanswered": "unanswered"},
+    **{"node": "node", "reason": "last problem"},
+}
+
+
+class Run(NamedTuple):
+    """A run of a method with one seed.
+
+    Parameters
+    ----------
+    settings : mapping
+        All settings.
+    changed : mapping
+        The settings that affect results and are not defaults, without the seed.
+    status : mapping
+        The content of ``status.json``.
+    rows : sequence of dict
+        At most `MOST_POINTS` rows of the journal, with the costs so far (``updates``
+        and ``MB``); evaluated rows come first.
+    summary : mapping
+        The results so far, with the entries of ``summary.json``.
+    clients : mapping
+        The result of each client.
+    """
+
+    settings: Settings
+    changed: Settings
+    status: Mapping[str, Any]
+    rows: Sequence[Row]
+    summary: Mapping[str, Any]
+    clients: Mapping[str, float]
+
+    @property
+    def state(self) -> str:
+        """``running``, ``finished``, ``stopped``, or empty if it is not known."""
+        return str(self.status.get("state", ""))
+
+
+def read_folder(folder: Path) -> dict[str, Any]:
+    """Return the data of the page, as JSON values.
+
+    Parameters
+    ----------
+    folder : Path
+        The results folder. It may be empty, half-written or about to be deleted.
+
+    Returns
+    -------
+    dict
+        ``folder``, the folder's name; the ``command``, the ``task``, and the
+        ``settings`` of all runs that are not defaults; ``protocol``, the rounds of the
+        results; ``table`` and ``clients``, the tables of methods and of clients, whose
+        first rows have the headings; and ``methods`` with their curves and clients, the
+        best first. A damaged run is left out.
+    """
+    runs = _runs_in(folder)
+    results = [_result(name, _counted(seeds)) for name, seeds in runs.items()]
+    results = tested(results, "") if results else []
+    every = [run for seeds in runs.values() for run in seeds]
+    shared = dict(every[0].changed) if every else {}
+    for run in every:
+        shared = {n: v for n, v in shared.items() if run.changed.get(n) == v}
+    look = looks(runs)
+    protocols = dict.fromkeys(str(r.summary.get("protocol", "")) for r in results)
+    return {
+        # The name only: the page may be sent to others, who need not know the path.
+        "folder": folder.absolute().name,
+        "command": _command(runs, shared),
+        "task": " and ".join({str(run.settings["task"]) for run in every}),
+        "settings": _text(shared),
+        "protocol": " or ".join(filter(None, protocols)),
+        "table": _table(results, runs, shared),
+        "clients": _clients(results, every),
+        "methods": [
+            {"name": name, "colour": look[name][0], "style": look[name][1]}
+            | {"metric": result.metric, "clients": result.clients}
+            | {"curves": _curves(_counted(runs[name]))}
+            for name, result in ((result.method, result) for result in results)
+        ],
+    }
+
+
+def _runs_in(folder: Path) -> dict[str, list[Run]]:
+    """Return the runs in a folder by method, those of deeper folders last."""
+    groups = dict[tuple[str, str], list[Run]]()
+    for place, folders, files in os.walk(folder):
+        # Clients' states are many.
+        folders[:] = sorted(name for name in folders if name != "clients")
+        if METRICS not in files and STATUS not in files:
+            continue
+        try:
+            read = [Path(place, name) for name in (METRICS, STATUS) if name in files]
+            about = [path.stat() for path in read]
+            run = _read(Path(place), tuple((s.st_mtime_ns, s.st_size) for s in about))
+        except Exception as error:
+            log(WARNING, "the page does not show %s: %r", place, error)
+            continue
+        path = Path(place).relative_to(folder).as_posix()
+        name = re.sub(r"(^|/)seed-[^/]+/", r"\1", path)
+        name = name if name != "." else folder.absolute().name
+        # Runs with other settings are not seeds of the same method.
+        groups.setdefault((name, repr(run.changed)), []).append(run)
+    runs, numbers = dict[str, list[Run]](), Counter[str]()
+    for name, changed in sorted(groups, key=lambda key: (key[0].count("/"), key)):
+        numbers[name] += 1
+        number = f" ({numbers[name]})" if numbers[name] > 1 else ""
+        runs[name + number] = groups[name, changed]
+    return runs
+
+
+@lru_cache(maxsize=1024)
+def _read(place: Path, changed: tuple[tuple[int, int], ...]) -> Run:
+    """Read a run; it is read again when its files have ``changed``."""
+    rows, status = read_rows(place / METRICS), read_object(place / STATUS)
+    settings: Settings = {**defaults(), **status.get("settings", {})}
+    summary, clients = dict[str, Any](), dict[str, float]()
+    if rows:
+        protocol = str(settings["result-protocol"])
+        final = result_rows(rows, protocol, int(settings["evaluate-last"]))
+        metric, rounds = quality(final[-1]), {row["round"] for row in final}
+        clients = client_means(place, metric, rounds)
+        means = clients if metric == "accuracy" else None
+        summary = summarize(rows, read_object(place / CLIENTS), final, means)
+        summary["protocol"] = protocol_text(final, protocol)
+    updates, megabytes = 0, 0.0
+    for row in rows:
+        updates += row.get("clients", 0) + row.get("dropped", 0)
+        megabytes += (row.get("bytes-down", 0) + row.get("bytes-up", 0)) / 1e6
+        row |= {"updates": updates, "MB": megabytes}
+    lost = {
+        kind: Counter(name for row in rows for name in row.get(f"{kind}-clients", ()))
+        for kind in ("rejected", "unanswered")
+    }
+    for client in status.get("clients", ()):
+        client |= {kind: count[client["client"]] for kind, count in lost.items()}
+        seen = datetime.fromtimestamp(client.get("last-seen") or 0)
+        client["last-seen"] = "now" if client.get("node") else f"{seen:%Y-%m-%d %H:%M}"
+    hidden = facts("always") | {"algorithm", "seed"}
+    altered = {
+        # Of a path only the name, as of the folder
+        name: Path(str(value)).name if name == "data-dir" else value
+        for name, value in settings.items()
+        if value != defaults().get(name) and name not in hidden
+    }
+    step, end = len(rows) // MOST_POINTS + 1, len(rows) - 1
+    parts = [rows[i : min(i + step, end)] for i in range(0, end, step)]
+    thinned = [max(part, key=lambda row: "evaluated" in row) for part in parts]
+    return Run(settings, altered, status, thinned + rows[-1:], summary, clients)
+
+
+def _counted(runs: Sequence[Run]) -> Sequence[Run]:
+    """Return the runs that have ended or, before one has, those that have begun."""
+    ended = [run for run in runs if run.state == "finished"]
+    return ended or [run for run in runs if run.rows] or runs
+
+
+def _result(name: str, runs: Sequence[Run]) -> MethodResult:
+    """Return the results of a method, not yet compared."""
+    summaries = [run.summary for run in runs]
+    summary = over_seeds(summaries) if len(summaries) > 1 else summaries[0]
+    metric, of_client = quality(summary), dict[str, list[float]]()
+    for run in runs:
+        for client, value in run.clients.items():
+            of_client.setdefault(client, []).append(value)
+    clients = {client: fmean(values) for client, values in of_client.items()}
+    values = {run.settings["seed"]: run.summary.get(metric) for run in runs}
+    seeds = {seed: value for seed, value in values.items() if is_number(value)}
+    return MethodResult("", name, metric, summary, clients, seeds)
+
+
+def _curves(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return the rounds, means and deviations over seeds of each metric."""
+    rows = [list(run.rows) for run in runs]
+    names = {n for row in rows[0] for n, value in row.items() if is_number(value)}
+    found = {name: curve(rows, name) for name in sorted(names)}
+    return {name: points for name, points in found.items() if points[0]}
+
+
+def _text(settings: Settings) -> str:
+    """Return settings as they are written after ``--run-config``."""
+    values = {n: json.dumps(v, ensure_ascii=False) for n, v in settings.items()}
+    return " ".join(f"{name}={value}" for name, value in values.items())
+
+
+def _command(runs: Mapping[str, Sequence[Run]], shared: Settings) -> str:
+    """Return the command that makes all runs; empty if one command cannot."""
+    every = [run for seeds in runs.values() for run in seeds]
+    other = any(run.changed != shared for run in every)
+    if not every or other or any("/" in name for name in runs):
+        return ""
+    names = list(dict.fromkeys(str(run.settings["algorithm"]) for run in every))
+    seeds = sorted({run.settings["seed"] for run in every})
+    words, config = ["flwr-frl", *names], {**shared, "seed": seeds[0]}
+    if any(run.status.get("devices") for run in every):
+        words, config = ["flwr", "run", "."], {"algorithm": names[-1], **config}
+    if seeds[0] == defaults()["seed"]:
+        del config["seed"]
+    words += ["--seeds", str(len(seeds))] if len(seeds) > 1 else []
+    return shlex.join([*words, *(["--run-config", _text(config)] if config else [])])
+
+
+def _table(
+    results: Sequence[MethodResult], runs: Mapping[str, list[Run]], shared: Settings
+) -> list[list[str]]:
+    """Return the table of methods; the first row has the headings."""
+    names = [result.method for result in results]
+    evaluated_on = min(
+        (str(runs[n][0].settings["evaluate-on"]) for n in names), default=""
+    )
+    summaries = {result.method: result.summary for result in results}
+    compared = [_compared(result) for result in results]
+    settings = [
+        {n: v for n, v in runs[name][0].changed.items() if n not in shared}
+        for name in names
+    ]
+    _, *others = zip(*cells(summaries, evaluated_on), strict=True)
+    columns = [
+        ("method", *names),
+        ("settings", *map(_text, settings)),
+        ("seeds", *(str(len(r.seeds) if len(r.seeds) > 1 else "") for r in results)),
+        ("state", *(_state(runs[name]) for name in names)),
+        *others[:1],
+        ("compared with the best", *(compared if len(results) > 1 else "")),
+        *others[1:],
+    ]
+    return _rows(columns)
+
+
+def _compared(result: MethodResult) -> str:
+    """Return in words how a method differs from the best one."""
+    test = result.on_clients
+    if test is None or test.p is None:
+        return "best" if result.reference else "not tested"
+    p = f"p = {test.p:.2g}" if test.p >= 0.001 else "p < 0.001"
+    return f"worse, {p}" if test.differs else f"no significant difference, {p}"
+
+
+def _state(runs: Sequence[Run]) -> str:
+    """Return where the run is that is going on; empty if all have finished."""
+    running = [run for run in runs if run.state == "running"]
+    run = (running or list(runs))[-1]
+    if run.state in ("", "finished"):
+        return ""
+    done = run.rows[-1]["round"] if run.rows else 0
+    left = run.status.get("left")
+    text = f", {timedelta(seconds=round(left))} left" if left else ""
+    return f"{run.state}: round {done} of {run.status['rounds']}{text}"
+
+
+def _clients(results: Sequence[MethodResult], runs: Sequence[Run]) -> list[list[str]]:
+    """Return the table of clients; the first row has the headings."""
+    rows = dict[str, dict[str, str]]()
+    for result in results:
+        form = "{:.2%}" if result.metric == "accuracy" else "{:.4g}"
+        for client, value in result.clients.items():
+            rows.setdefault(client, {})[result.method] = form.format(value)
+    for run in runs:
+        shown = DATA | (OF_DEVICES if run.status.get("devices") else {})
+        for about in run.status.get("clients", ()):
+            row = rows.setdefault(about["client"], {})
+            row |= {
+                shown[n]: str(v)
+                for n, v in about.items()
+                if n in shown and v is not None
+            }
+    headings = [
+        *(result.method for result in results),
+        *DATA.values(),
+        *OF_DEVICES.values(),
+    ]
+    names = sorted(rows)
+    columns = [
+        (heading, *(rows[n].get(heading, "") for n in names)) for heading in headings
+    ]
+    return _rows([("client", *names), *columns])
+
+
+def _rows(columns: Sequence[Sequence[str]]) -> list[list[str]]:
+    """Return the rows of columns, without those that have no text below the heading."""
+    shown = [column for column in columns if any(column[1:])]
+    return list(map(list, zip(*shown, strict=True))) or [[]]
