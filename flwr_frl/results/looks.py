@@ -12,20 +12,23 @@ COLOURS = (
 )
 # Line styles of matplotlib. Each is used with all colours before the next one is.
 STYLES = ("-", "--", ":", "-.")
-# With it, methods that are often compared have different colours.
-SALT = 23232
+# With it, methods that are often compared have different colours and keep them.
+SALT = 48296
 
 
 def looks(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Return the colour and line style of each method of a comparison, by name.
 
-    A method's name determines its look; only if that is taken in this comparison, it
-    has the next one that is free.
+    A method's name determines its look. If another method of the comparison comes first
+    and has this look, it has the next one that is free.
     """
-    every = [(colour, style) for style, colour in product(STYLES, COLOURS)]
+    random = {name: Random(f"{name}{SALT}") for name in methods}
+    firsts = {name: draw.randrange(len(COLOURS)) for name, draw in random.items()}
     found = dict[str, tuple[str, str]]()
-    for name in sorted(methods):
-        first = Random(f"{name}{SALT}").randrange(len(COLOURS))
-        order = every[first:] + every[:first]
-        found[name] = next((x for x in order if x not in found.values()), every[first])
+    for name in sorted(firsts, key=lambda name: random[name].random()):
+        first = firsts[name]
+        order = product(STYLES, COLOURS[first:] + COLOURS[:first])
+        free = ((colour, style) for style, colour in order)
+        taken = found.values()
+        found[name] = next((x for x in free if x not in taken), (COLOURS[first], "-"))
     return found

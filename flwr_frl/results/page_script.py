@@ -20,13 +20,15 @@ figure { margin: 0; max-width: 100% } figcaption { font-weight: 600 }
 .u-legend { max-height: 8rem; overflow: auto; pointer-events: none }
 .band { display: none }
 .box { overflow: auto; max-height: 30rem; margin: .4rem 0; border: 1px solid #d9dee5 }
-.box table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-.box th { position: sticky; top: 0; background: #f4f6f8 }
+.box table { border-collapse: collapse; font-size: .85rem;
+  font-variant-numeric: tabular-nums }
+.box th { position: sticky; top: 0; z-index: 1; background: #f4f6f8 }
+.box td:first-child { position: sticky; left: 0; background: white }
 .box th button { all: unset; cursor: pointer }
 .box th button:focus-visible { outline: 2px solid }
 .box th[aria-sort=ascending]::after { content: " ▲" }
 .box th[aria-sort=descending]::after { content: " ▼" }
-.box th, .box td { padding: .3rem .6rem; text-align: left; unicode-bidi: isolate }
+.box th, .box td { padding: .3rem .4rem; text-align: left; unicode-bidi: isolate }
 .box td { white-space: nowrap }
 .box td.long { white-space: normal; min-width: 20rem; overflow-wrap: anywhere }
 .swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em }
