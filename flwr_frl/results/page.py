@@ -64,9 +64,7 @@ def document(folder: Path) -> str:
 <p>Settings that differ from the defaults: <span id="settings"></span></p>
 <h2>Methods</h2>
 <div id="methods"></div>
-<p>Results: <span id="protocol"></span>; with several seeds, mean ± standard deviation
-over seeds. Methods are compared with the best one by Wilcoxon's signed-rank test on the
-clients, with Holm's correction, at the level 0.05.</p>
+<p id="legend"></p>
 <h2>Curves by <select id="across"></select></h2>
 <div id="charts" class="charts"></div>
 <details><summary>Other metrics</summary><div id="more" class="charts"></div></details>

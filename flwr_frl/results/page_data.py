@@ -17,9 +17,9 @@ from flwr.common import log
 
 from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES
 from flwr_frl.common.settings import Settings, defaults, facts
-from flwr_frl.results.comparison import cells, curve
+from flwr_frl.results.comparison import curve
 from flwr_frl.results.looks import looks
-from flwr_frl.results.methods import MethodResult, tested
+from flwr_frl.results.methods import Comparison, MethodResult, tested
 from flwr_frl.results.results import (
     CLIENTS,
     METRICS,
@@ -35,6 +35,8 @@ from flwr_frl.results.results import (
     result_rows,
     summarize,
 )
+from flwr_frl.results.tables import DETAILS, cells, formatted
+from flwr_frl.strategies.table import title
 
 # The most points of a curve.
 MOST_POINTS = 200
@@ -92,34 +94,37 @@ def read_folder(folder: Path) -> dict[str, Any]:
     -------
     dict
         ``folder``, the folder's name; the ``command``, the ``task``, and the
-        ``settings`` of all runs that are not defaults; ``protocol``, the rounds of the
-        results; ``table`` and ``clients``, the tables of methods and of clients, whose
-        first rows have the headings; and ``methods`` with their curves and clients, the
+        ``settings`` of all runs that are not defaults; ``table`` and ``clients``, the
+        tables of methods and of clients, whose first rows have the headings, and the
+        ``legend`` of the first one; and ``methods`` with their curves and clients, the
         best first. A damaged run is left out.
     """
     runs = _runs_in(folder)
     results = [_result(name, _counted(seeds)) for name, seeds in runs.items()]
-    results = tested(results, "") if results else []
     every = [run for seeds in runs.values() for run in seeds]
+    evaluated_on = str(every[0].settings["evaluate-on"]) if every else ""
+    rows = tuple(tested(results, "") if results else ())
     shared = dict(every[0].changed) if every else {}
     for run in every:
         shared = {n: v for n, v in shared.items() if run.changed.get(n) == v}
+    entries = {
+        title(r.method): _entries(runs[r.method], shared) | r.entries for r in rows
+    }
     look = looks(runs)
-    protocols = dict.fromkeys(str(r.summary.get("protocol", "")) for r in results)
     return {
         # The name only: the page may be sent to others, who need not know the path.
         "folder": folder.absolute().name,
         "command": _command(runs, shared),
         "task": " and ".join({str(run.settings["task"]) for run in every}),
         "settings": _text(shared),
-        "protocol": " or ".join(filter(None, protocols)),
-        "table": _table(results, runs, shared),
-        "clients": _clients(results, every),
+        "table": cells(entries, evaluated_on, DETAILS),
+        "legend": Comparison(rows, evaluated_on).legend,
+        "clients": _clients(rows, every),
         "methods": [
-            {"name": name, "colour": look[name][0], "style": look[name][1]}
+            {"name": title(name), "colour": look[name][0], "style": look[name][1]}
             | {"metric": result.metric, "clients": result.clients}
             | {"curves": _curves(_counted(runs[name]))}
-            for name, result in ((result.method, result) for result in results)
+            for name, result in ((result.method, result) for result in rows)
         ],
     }
 
@@ -243,83 +248,37 @@ def _command(runs: Mapping[str, Sequence[Run]], shared: Settings) -> str:
     return shlex.join([*words, *(["--run-config", _text(config)] if config else [])])
 
 
-def _table(
-    results: Sequence[MethodResult], runs: Mapping[str, list[Run]], shared: Settings
-) -> list[list[str]]:
-    """Return the table of methods; the first row has the headings."""
-    names = [result.method for result in results]
-    evaluated_on = min(
-        (str(runs[n][0].settings["evaluate-on"]) for n in names), default=""
-    )
-    summaries = {result.method: result.summary for result in results}
-    compared = [_compared(result) for result in results]
-    settings = [
-        {n: v for n, v in runs[name][0].changed.items() if n not in shared}
-        for name in names
-    ]
-    _, *others = zip(*cells(summaries, evaluated_on), strict=True)
-    columns = [
-        ("method", *names),
-        ("settings", *map(_text, settings)),
-        ("seeds", *(str(len(r.seeds) if len(r.seeds) > 1 else "") for r in results)),
-        ("state", *(_state(runs[name]) for name in names)),
-        *others[:1],
-        ("compared with the best", *(compared if len(results) > 1 else "")),
-        *others[1:],
-    ]
-    return _rows(columns)
-
-
-def _compared(result: MethodResult) -> str:
-    """Return in words how a method differs from the best one."""
-    test = result.on_clients
-    if test is None or test.p is None:
-        return "best" if result.reference else "not tested"
-    p = f"p = {test.p:.2g}" if test.p >= 0.001 else "p < 0.001"
-    return f"worse, {p}" if test.differs else f"no significant difference, {p}"
-
-
-def _state(runs: Sequence[Run]) -> str:
-    """Return where the run is that is going on; empty if all have finished."""
+def _entries(runs: Sequence[Run], shared: Settings) -> dict[str, str]:
+    """Return entries of the table that are not results."""
+    own = {n: v for n, v in runs[0].changed.items() if n not in shared}
+    number = str(len(_counted(runs))) if len(runs) > 1 else ""
     running = [run for run in runs if run.state == "running"]
-    run = (running or list(runs))[-1]
-    if run.state in ("", "finished"):
-        return ""
-    done = run.rows[-1]["round"] if run.rows else 0
-    left = run.status.get("left")
-    text = f", {timedelta(seconds=round(left))} left" if left else ""
-    return f"{run.state}: round {done} of {run.status['rounds']}{text}"
+    run, state = (running or list(runs))[-1], ""
+    if run.state not in ("", "finished"):
+        done, left = run.rows[-1]["round"] if run.rows else 0, run.status.get("left")
+        text = f", {timedelta(seconds=round(left))} left" if left else ""
+        state = f"{run.state}: round {done} of {run.status['rounds']}{text}"
+    return {"settings": _text(own), "runs": number, "state": state}
 
 
 def _clients(results: Sequence[MethodResult], runs: Sequence[Run]) -> list[list[str]]:
     """Return the table of clients; the first row has the headings."""
     rows = dict[str, dict[str, str]]()
     for result in results:
-        form = "{:.2%}" if result.metric == "accuracy" else "{:.4g}"
         for client, value in result.clients.items():
-            rows.setdefault(client, {})[result.method] = form.format(value)
+            cell = {title(result.method): formatted(result.metric, value)}
+            rows[client] = rows.get(client, {}) | cell
     for run in runs:
         shown = DATA | (OF_DEVICES if run.status.get("devices") else {})
         for about in run.status.get("clients", ()):
-            row = rows.setdefault(about["client"], {})
-            row |= {
-                shown[n]: str(v)
-                for n, v in about.items()
-                if n in shown and v is not None
-            }
-    headings = [
-        *(result.method for result in results),
-        *DATA.values(),
-        *OF_DEVICES.values(),
-    ]
-    names = sorted(rows)
-    columns = [
-        (heading, *(rows[n].get(heading, "") for n in names)) for heading in headings
-    ]
-    return _rows([("client", *names), *columns])
-
-
-def _rows(columns: Sequence[Sequence[str]]) -> list[list[str]]:
-    """Return the rows of columns, without those that have no text below the heading."""
-    shown = [column for column in columns if any(column[1:])]
-    return list(map(list, zip(*shown, strict=True))) or [[]]
+            state = {shown[n]: about.get(n) for n in shown}
+            cell = {n: str(v) for n, v in state.items() if v is not None}
+            rows[about["client"]] = rows.get(about["client"], {}) | cell
+    names = (title(result.method) for result in results)
+    present = {
+        heading for row in rows.values() for heading, text in row.items() if text
+    }
+    every = (*names, *DATA.values(), *OF_DEVICES.values())
+    headings = [heading for heading in every if heading in present]
+    body = [[c, *(rows[c].get(n, "") for n in headings)] for c in sorted(rows)]
+    return [["client", *headings], *body]

@@ -171,7 +171,7 @@ function show() {
   data = JSON.parse(text);
   place('none').hidden = data.methods.length > 0;
   place('command').hidden = !data.command;
-  for (const name of ['command', 'task', 'settings', 'protocol'])
+  for (const name of ['command', 'task', 'settings', 'legend'])
     place(name).textContent = data[name] || 'none';
   fillMethods(data.table);
   fillClients(data.clients);

@@ -13,6 +13,7 @@ from page_folders import write as write_run
 
 from flwr_frl.results.page import PageServer, write_page
 from flwr_frl.results.page_data import read_folder
+from flwr_frl.strategies.table import title
 
 pytestmark = [
     pytest.mark.browser,
@@ -75,7 +76,7 @@ def test_the_report_of_eight_methods_and_five_seeds(
         ".map(row => [...row.cells].map(cell => cell.innerText))"
     )
     assert table == read_folder(folder)["table"]
-    assert [row[0] for row in table[1:]] == list(METHODS)
+    assert [row[0] for row in table[1:]] == [title(name) for name in METHODS]
     rows = [
         json.loads(line)
         for seed in range(5)
@@ -97,9 +98,9 @@ def test_the_report_of_eight_methods_and_five_seeds(
         "{const s = document.querySelector('#methods input');"
         "s.value = 'FEDRE'; s.oninput()}"
     )
-    assert page.value(NAMES) == ["fedrep"]
+    assert page.value(NAMES) == ["FedRep"]
     labels = "document.querySelector('#dots figure').chart.series.map(s => s.label)"
-    assert page.value(labels) == ["client", "fedrep"]
+    assert page.value(labels) == ["client", "FedRep"]
     scale = "document.querySelector('figure').chart.scales.y"
     assert page.value(f"[{scale}.min, {scale}.max]") == [0, 1]
 
@@ -127,7 +128,7 @@ def test_the_served_page_follows_its_folder(tmp_path: Path, page: Browser) -> No
     write(folder, 4, 1)
     page.wait(f"{across}.length === 4")
     assert page.value("window.same")
-    assert page.value(NAMES) == ["fedrep", "fedavg", "fedper"]
+    assert page.value(NAMES) == ["FedRep", "FedAvg", "FedPer"]
     assert page.value("document.activeElement.value") == "fed"
     assert page.requested() == {server.url}
     # First the folder is deleted, then the server stops.
