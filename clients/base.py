@@ -259,11 +259,11 @@ class Client(NumPyClient):
         -------
         dict
             ``num-examples`` (training), ``num-test-examples``, ``shared-bytes`` (size
-            of the shared arrays), and ``structure``, a digest of everything that all
-            clients must have in common. If two structures differ, ``num-classes``,
-            ``classes-digest`` and ``frozen-digest`` show whether the classes or the
-            frozen parts of shared groups are the reason; without frozen parts the
-            latter is absent.
+            of the shared arrays), ``tested-model`` (see `deployed_kind`), and
+            ``structure``, a digest of everything that all clients must have in common.
+            If two structures differ, ``num-classes``, ``classes-digest`` and
+            ``frozen-digest`` show whether the classes or the frozen parts of shared
+            groups are the reason; without frozen parts the latter is absent.
 
         Raises
         ------
@@ -289,6 +289,7 @@ class Client(NumPyClient):
             **about_frozen,
             **counts,
             keys.SHARED_BYTES: sum(a.nbytes for a in shared.values()),
+            keys.TESTED_MODEL: deployed_kind(type(self)),
         }
 
     def _about_frozen(self) -> Config:
@@ -542,6 +543,17 @@ def deployed_groups(kind: type[Client]) -> Groups:
         return groups
     owner = next(each for each in kind.__mro__ if "deployed_model" in vars(each))
     return groups if getattr(owner, "personal", True) else ()
+
+
+def deployed_kind(kind: type[Client]) -> str:
+    """Return which one of `TESTED_MODELS` clients of a class test."""
+    received, partly_personal, personal, adapted = keys.TESTED_MODELS
+    groups = deployed_groups(kind)
+    if {*WHOLE} <= {*groups} or "model." in groups:
+        return personal
+    if groups:
+        return partly_personal
+    return received if kind.deployed_model is Client.deployed_model else adapted
 
 
 def tests_received(kind: type[Client]) -> bool:

@@ -16,6 +16,8 @@ from flwr_frl.common.messages import (
     HELD_CLASSES,
     NUM_EXAMPLES,
     NUM_TEST_EXAMPLES,
+    TESTED_MODEL,
+    TESTED_MODELS,
 )
 from flwr_frl.common.settings import (
     Settings,
@@ -138,6 +140,7 @@ def serve(
                     joined = let_join(strategy, grid, arrays, last, timeout)
                 # First, as the page that `finish` writes shows this state.
                 loop.write_status("finished")
+                report.tested = _tested_model(strategy)
                 summary = report.finish(*_final_clients(strategy, joined))
         refuse_losses(options.output, report.lost)
         return summary
@@ -207,6 +210,13 @@ def _final_clients(
                 data["evaluated-in"] = evaluation.rounds[name]
             clients[label] |= data
     return dict(sorted(clients.items())), dict(sorted(newcomers.items()))
+
+
+def _tested_model(strategy: Strategy) -> str:
+    """Return which model the clients have tested, as far as they report it."""
+    known = strategy._run.clients.known.values()
+    reported = [client.properties.get(TESTED_MODEL) for client in known]
+    return " or ".join(name for name in TESTED_MODELS if name in reported)
 
 
 def class_counts(properties: Mapping[str, object]) -> dict[str, int]:

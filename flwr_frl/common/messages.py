@@ -74,6 +74,10 @@ CLASSES_DIGEST = "classes-digest"
 # Size in bytes of the arrays that the client shares.
 SHARED_BYTES = "shared-bytes"
 FROZEN_DIGEST = "frozen-digest"
+# The model that the client tests: the received one, one with personal parts, a personal
+# one, or one that is adapted to the client's data before each test.
+TESTED_MODEL = "tested-model"
+TESTED_MODELS = ("received", "with personal parts", "personal", "adapted")
 # Why client-level noise cannot be added to the client's model.
 INCOMPATIBLE_WITH_NOISE = "incompatible-with-noise"
 # Rounds of a run whose state the client has saved, and the newest checkpoint that the

@@ -9,16 +9,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
-from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES
-from flwr_frl.common.settings import Setting, SettingsError, defaults, require
+from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES, TESTED_MODEL
+from flwr_frl.common.settings import Settings, SettingsError, defaults, require
 from flwr_frl.common.text import several
 from flwr_frl.results.results import (
     CLIENTS,
     METRICS,
     NEWCOMERS,
-    OVER_SEEDS,
     PROTOCOLS,
     SUMMARY,
     VALIDATED,
@@ -114,11 +114,6 @@ class MethodResult:
         return value if is_number(value) else None
 
     @property
-    def deviation(self) -> float | None:
-        """The sample standard deviation over seeds; None with one seed."""
-        return self.summary.get(self.metric + OVER_SEEDS)
-
-    @property
     def differs(self) -> bool | None:
         """Whether it differs from the reference on the clients; None if not tested."""
         return self.on_clients.differs if self.on_clients else None
@@ -152,81 +147,48 @@ class Comparison:
         return {name: [r for r in self.rows if r.task == name] for name in names}
 
     @property
-    def protocol(self) -> str:
-        """The rounds of the results, such as ``mean of last 10 rounds``."""
-        texts = dict.fromkeys(str(row.summary.get("protocol")) for row in self.rows)
-        return " or ".join(texts)
-
-    def __str__(self) -> str:
-        """Return a table for each task, with the tests and what they mean."""
-        return self.text()
-
-    def text(self, hidden: Sequence[str] = DETAILS) -> str:
-        """Return the tables for a terminal, without some entries."""
-        parts = []
-        for name, rows in self.tasks.items():
-            summaries = {row.method: row.entries for row in rows}
-            table = terminal(cells(summaries, self.evaluated_on, hidden))
-            parts += [f"{name}\n{table}" if len(self.tasks) > 1 else table]
-        return "".join([*parts, self.legend])
-
-    def _repr_html_(self) -> str:
-        tables = [
-            html(cells({row.method: row.entries for row in rows}, self.evaluated_on))
-            for rows in self.tasks.values()
-        ]
-        return f"{''.join(tables)}<p>{escape(self.legend)}</p>"
-
-    @property
     def legend(self) -> str:
         """An explanation of the results and of the tests."""
         text = legend({row.method: row.summary for row in self.rows}, self.evaluated_on)
         if any(row.on_clients for row in self.rows):
+            reference = self.baseline or "the best method"
             text += (
                 f" p: Wilcoxon's signed-rank test on the same clients against "
-                f"{self.baseline or 'the best'}, corrected by Holm; significant below "
-                f"{LEVEL}."
+                f"{reference}, corrected by Holm; significant below {LEVEL}."
             )
         return f"{text} {self.ranking}" if self.ranking else text
 
+    def tables(self, without: Sequence[str] = ()) -> dict[str, list[list[str]]]:
+        """Return the table of each task without some entries, as `cells`."""
+        return {
+            name: cells({r.method: r.entries for r in rows}, self.evaluated_on, without)
+            for name, rows in self.tasks.items()
+        }
 
-@dataclass(frozen=True)
-class _Run:
+    def text(self, without: Sequence[str] = DETAILS) -> str:
+        """Return the tables for a terminal without some entries, and the legend."""
+        tables = self.tables(without).items()
+        parts = [f"{name}\n" * (len(tables) > 1) + terminal(t) for name, t in tables]
+        return "".join([*parts, self.legend])
+
+    def __str__(self) -> str:
+        """Return the tables with the tests, and what they mean."""
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        tables = "".join(map(html, self.tables().values()))
+        return f"{tables}<p>{escape(self.legend)}</p>"
+
+
+class _Run(NamedTuple):
     """A finished run, with its own folder and the name of the results folder."""
 
     method: str
     seed: Any
     directory: Path
-    config: Mapping[str, Any]
+    config: Settings
     place: str
-
-    def setting(self, name: str) -> Setting:
-        """Return a setting; earlier versions lacked some, which had the defaults."""
-        value: Setting = self.config.get(name, defaults()[name])
-        return value
-
-    def summarized(self, protocol: str) -> tuple[dict[str, Any], list[Row]]:
-        """Return the summary by a protocol, and the rows of the result."""
-        rows, last = (
-            read_rows(self.directory / METRICS),
-            int(self.setting("evaluate-last")),
-        )
-        require(
-            bool(rows), "compare", str(self.directory), "a run with a metrics.jsonl"
-        )
-        chosen = protocol != "best-validation" or any(
-            v in r for r in rows for v in VALIDATED
-        )
-        allowed = (
-            "a protocol of the runs; only runs with result-protocol best-validation "
-        )
-        allowed += "have measured validation results beside test results"
-        require(chosen, "result-protocol", protocol, allowed)
-        clients = read_object(self.directory / CLIENTS)
-        summary = summarize_run(self.directory, rows, clients, protocol, last)
-        if joined := read_object(self.directory / NEWCOMERS):
-            summary |= summarize_newcomers(joined)
-        return summary, result_rows(rows, protocol, last)
+    tested: str
 
 
 def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
@@ -270,9 +232,9 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
     require(bool(found), "compare", found, "at least one folder of results")
     every = [run for group in found for run in group]
     for name in COMMON[:1] if protocol else COMMON:
-        values = sorted({str(run.setting(name)) for run in every})
+        values = sorted({str(run.config[name]) for run in every})
         require(len(values) == 1, name, values, "the same value in all compared runs")
-    protocol = protocol or str(every[0].setting("result-protocol"))
+    protocol = protocol or str(every[0].config["result-protocol"])
     tasks = dict[str, list[list[_Run]]]()
     for group in found:
         tasks.setdefault(_data_of(group), []).append(group)
@@ -292,12 +254,14 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
     rows = [
         row
         for title, each in zip(titles, methods, strict=True)
-        for row in tested(_results(title, each, protocol), baseline)
+        for row in tested(
+            [_result(title, *of, protocol) for of in each.items()], baseline
+        )
     ]
     known = dict.fromkeys(row.method for row in rows)
     allowed = f"one of {', '.join(known)}"
     require(not baseline or baseline in known, "baseline", baseline, allowed)
-    comparison = Comparison(tuple(rows), str(every[0].setting("evaluate-on")), baseline)
+    comparison = Comparison(tuple(rows), str(every[0].config["evaluate-on"]), baseline)
     return replace(comparison, ranking=_ranking(comparison))
 
 
@@ -322,10 +286,13 @@ def _read(place: Path) -> Iterator[_Run]:
     valid = isinstance(config, dict) and isinstance(names, dict) and bool(names)
     valid = valid and (not is_run or place.name in names)
     require(valid, "compare", str(place), allowed)
+    # Earlier versions lacked some settings, which had the defaults.
+    config = {**defaults(), **config}
     for seed in content.get("seeds", [config["seed"]]):
         folder = output / f"seed-{seed}" if "seeds" in content else output
         for name in [place.name] if is_run else names:
-            yield _Run(name, seed, folder / name, config, output.name)
+            tested = str(names[name].get(TESTED_MODEL, ""))
+            yield _Run(name, seed, folder / name, config, output.name, tested)
 
 
 def _data_of(runs: Sequence[_Run]) -> str:
@@ -354,39 +321,34 @@ def _by_method(groups: Sequence[Sequence[_Run]]) -> dict[str, list[_Run]]:
     return methods
 
 
-def _results(
-    task: str, methods: Mapping[str, Sequence[_Run]], protocol: str
-) -> list[MethodResult]:
-    """Return the results of some methods on a task, not yet compared."""
-    summarized = {
-        name: [run.summarized(protocol) for run in runs]
-        for name, runs in methods.items()
-    }
-    summaries = {
-        name: [summary for summary, _ in seeds] for name, seeds in summarized.items()
-    }
-    of_all = [summary.keys() for seeds in summaries.values() for summary in seeds]
-    metric = quality(set.intersection(*map(set, of_all)))
-    results = []
-    for name, runs in methods.items():
-        by_client = dict[str, list[float]]()
-        for run, (_, final) in zip(runs, summarized[name], strict=True):
-            rounds = {row["round"] for row in final}
-            for client, value in client_means(run.directory, metric, rounds).items():
-                by_client.setdefault(client, []).append(value)
-        seeds = {
-            run.seed: summary[metric]
-            for run, summary in zip(runs, summaries[name], strict=True)
-            if is_number(summary.get(metric))
-        }
-        clients = {c: sum(values) / len(values) for c, values in by_client.items()}
-        summary = summaries[name][0]
-        if len(runs) > 1:
-            summary = over_seeds(summaries[name])
-        folders = tuple(run.directory for run in runs)
-        result = MethodResult(task, name, metric, summary, clients, seeds)
-        results.append(replace(result, folders=folders))
-    return results
+def _result(
+    task: str, method: str, runs: Sequence[_Run], protocol: str
+) -> MethodResult:
+    """Return the result of a method on a task, not yet compared."""
+    summaries, clients = list[Row](), dict[str, list[float]]()
+    for _, _, directory, config, _, tested_model in runs:
+        rows = read_rows(directory / METRICS)
+        require(bool(rows), "compare", str(directory), "a run with a metrics.jsonl")
+        final = result_rows(rows, protocol, int(config["evaluate-last"]))
+        summary = summarize_run(
+            directory, rows, read_object(directory / CLIENTS), final, protocol
+        )
+        allowed = "a protocol of the runs; these measured no validation results"
+        measured = protocol != "best-validation" or any(n in summary for n in VALIDATED)
+        require(measured, "result-protocol", protocol, allowed)
+        if joined := read_object(directory / NEWCOMERS):
+            summary |= summarize_newcomers(joined)
+        summaries.append({**summary, TESTED_MODEL: tested_model})
+        rounds = {row["round"] for row in final}
+        for client, value in client_means(directory, quality(summary), rounds).items():
+            clients.setdefault(client, []).append(value)
+    summary = over_seeds(summaries) if len(runs) > 1 else summaries[0]
+    metric = quality(summary)
+    results = zip(runs, summaries, strict=True)
+    seeds = {run.seed: each[metric] for run, each in results if metric in each}
+    means = {client: fmean(values) for client, values in clients.items()}
+    folders = tuple(run.directory for run in runs)
+    return MethodResult(task, method, metric, summary, means, seeds, folders=folders)
 
 
 def tested(results: Sequence[MethodResult], baseline: str) -> list[MethodResult]:

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from flwr_frl.common.files import atomic_file, open_no_follow
+from flwr_frl.common.messages import TESTED_MODEL
 from flwr_frl.common.settings import Settings
 from flwr_frl.common.text import several, short_name
 from flwr_frl.results.comparison import read_comparable, write_comparison
@@ -81,6 +82,8 @@ class Report:
         All rows, without clients' metrics.
     latest : dict
         The latest value of each metric.
+    tested : str
+        The model that the clients test, for the summary.
     lost : set of str
         Files that could not be written when they were last due.
     """
@@ -101,7 +104,7 @@ class Report:
             self.latest |= row
         last = int(settings["evaluate-last"])
         self._protocol = str(settings["result-protocol"]), last
-        self._pending = kept
+        self.tested, self._pending = "", kept
         # The size of the journal up to its last complete line; 0 before it is written.
         self._end = 0
         self._write_rows()
@@ -197,8 +200,10 @@ class Report:
         with self.writing(CLIENTS):
             write_json(self.directory / CLIENTS, clients)
         self._write_rows()
-        about = self.directory, self.rows, clients
-        summary = summarize_run(*about, *self._protocol)
+        final = result_rows(self.rows, *self._protocol)
+        about = self.directory, self.rows, clients, final
+        summary = summarize_run(*about, self._protocol[0])
+        summary[TESTED_MODEL] = self.tested
         if joined:
             with self.writing(NEWCOMERS):
                 write_json(self.directory / NEWCOMERS, joined)

@@ -241,21 +241,20 @@ def summarize_run(
     directory: Path,
     rows: Sequence[Row],
     clients: Mapping[str, Mapping[str, Any]],
+    final: Sequence[Row],
     protocol: str,
-    last: int,
 ) -> dict[str, Any]:
-    """Summarize a run by its protocol, and describe this in ``protocol``.
+    """Summarize a run with the metrics in its journal, and describe its protocol.
 
     Parameters
     ----------
     directory : Path
-        The run's folder, whose journal has the clients' metrics.
-    rows, clients
+        The run's folder.
+    rows, clients, final
         As of `summarize`.
-    protocol, last
+    protocol : str
         As of `result_rows`.
     """
-    final = result_rows(rows, protocol, last)
     means = client_means(directory, "accuracy", {row["round"] for row in final})
     summary = summarize(rows, clients, final, means)
     return {**summary, "protocol": protocol_text(final, protocol)}

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flwr_frl.common.messages import OF_CLIENTS
+from flwr_frl.common.messages import OF_CLIENTS, TESTED_MODEL
 from flwr_frl.results.results import LOST, OVER_SEEDS, is_number
 
 # Heading, number format and divisor of entries of a summary. Others have their name and
@@ -29,6 +29,7 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "balanced-accuracy": ("balanced accuracy", "{:.2%}", 1),
     "loss-point": ("cost", "{:.4g}", 1),
     "evaluated": ("clients", "{:.7g}", 1),
+    TESTED_MODEL: ("model", "", 1),
     LOST: ("lost replies", "{:.0%}", 1),
     "epsilon": ("ε", "{:.4g}", 1),
     "example-epsilon": ("ε of examples", "{:.4g}", 1),
@@ -48,7 +49,8 @@ DETAILS = (
 # Explains the headings, after the meaning of the main result.
 LEGEND = (
     "±: standard deviation over seeds; worst and best tenth: mean over that tenth of "
-    "the clients; by examples: mean over all examples"
+    "the clients; by examples: mean over all examples; model: received from the "
+    "server, with personal parts, personal, or adapted to a client before the test"
 )
 
 Summaries = Mapping[str, Mapping[str, Any]]
@@ -69,7 +71,9 @@ def cells(
         Entries that are left out.
     """
     every = dict.fromkeys(name for summary in summaries.values() for name in summary)
-    hidden = {"protocol", "seeds", *without}
+    hidden = {"seeds", *without}
+    if len({summary.get("protocol") for summary in summaries.values()}) == 1:
+        hidden.add("protocol")
     if "accuracy" in every:
         hidden |= {"loss", "loss-weighted"}
     if not any(summary.get(LOST) for summary in summaries.values()):

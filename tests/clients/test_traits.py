@@ -10,7 +10,9 @@ from torch import nn
 
 from flwr_frl.clients import (
     Client,
+    DittoClient,
     FedAvgClient,
+    FedAvgFTClient,
     FedRepClient,
     FedRepLinearClient,
     FLUTEClient,
@@ -19,8 +21,10 @@ from flwr_frl.clients import (
     SyntheticMultiTaskClient,
 )
 from flwr_frl.clients.algorithms import client_class
+from flwr_frl.clients.base import deployed_kind
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.traits import needs_classes
+from flwr_frl.common.messages import TESTED_MODELS
 from flwr_frl.common.settings import build, require, resolve, setting
 from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.task.base import ExampleTask, Task
@@ -51,6 +55,14 @@ def test_traits_are_inherited():
     assert Below._traits.requires == (needs_classes,)
     assert Below._traits.task_settings == {"head-layers": 3}
     assert not LGFedAvgClient._traits.requires
+
+
+def test_tested_models():
+    class Own(FedRepClient):
+        pass
+
+    kinds = FedAvgClient, Own, DittoClient, FedAvgFTClient
+    assert tuple(map(deployed_kind, kinds)) == TESTED_MODELS
 
 
 def supports(kind: type[Client]) -> bool:

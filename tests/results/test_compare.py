@@ -1,12 +1,14 @@
 """Comparison of the methods of results folders."""
 
 import json
+import re
 
 import pytest
 from compared_runs import FEDAVG, FEDPER, FEDREP, with_seeds, write_runs
 from refusals import code_of
 
 from flwr_frl import compare
+from flwr_frl.cli import main
 from flwr_frl.results.results import write_json
 
 
@@ -18,7 +20,7 @@ def test_methods_are_tested_against_the_best_one(tmp_path):
     assert best.result == pytest.approx(5.5 / 8)
     assert best.reference
     assert best.on_clients is None
-    assert (second.result, second.deviation) == (pytest.approx(5.4 / 8), None)
+    assert second.result == pytest.approx(5.4 / 8)
     # One of eight pairs differs: p = 1. FedAvg loses all: 2 / 2^8, times 2 by Holm.
     assert second.on_clients.p == 1
     assert second.differs is False
@@ -29,7 +31,10 @@ def test_methods_are_tested_against_the_best_one(tmp_path):
     # One seed is one pair.
     assert third.on_seeds.pairs == 1
     assert third.on_seeds.p is None
-    assert comparison.protocol == "mean of last 10 rounds"
+    assert "mean of last 10 rounds" in comparison.legend
+    lines = str(comparison).splitlines()
+    assert any(re.search(r"fedavg .*-23.75% .*0/0/8 .*0.016", line) for line in lines)
+    assert any(re.search(r"fedper .*-1.25% .*0/7/1 .*1.000", line) for line in lines)
     assert comparison.ranking is None
     # By name, path or folder of a run
     assert compare(str(tmp_path / "fedper")).rows[0].method == "fedper"
@@ -39,7 +44,7 @@ def test_other_protocols_and_a_baseline(tmp_path):
     write_runs(tmp_path, rounds=12, fedavg=FEDAVG, fedrep=FEDREP)
     comparison = compare(tmp_path, protocol="last", baseline="fedavg")
     first, second = comparison.rows
-    assert comparison.protocol == "last evaluated round"
+    assert "last evaluated round" in comparison.legend
     assert (first.method, first.on_clients.wins, second.reference) == (
         "fedrep",
         8,
@@ -55,7 +60,8 @@ def test_seeds_are_one_row_and_pairs(tmp_path):
     best, other = compare(tmp_path).rows
     # Mean of 0.6875 and of 0, 0.01, … 0.05 less; deviation 0.01 * sqrt(3.5)
     assert best.result == pytest.approx(0.6875 - 0.025)
-    assert best.deviation == pytest.approx(0.01 * 3.5**0.5)
+    deviation = best.summary["accuracy-std-seeds"]
+    assert deviation == pytest.approx(0.01 * 3.5**0.5)
     assert list(best.seeds) == [0, 1, 2, 3, 4, 5]
     assert best.clients["000003"] == pytest.approx(0.7 - 0.025)
     # Six equal differences of one sign
@@ -105,3 +111,30 @@ def test_runs_that_cannot_be_compared(tmp_path):
     assert code_of(compare, one, last, protocol="last") == "evaluate-on"
     assert code_of(compare) == "compare"
     assert code_of(compare, tmp_path) == "compare"
+
+
+def test_the_command_prints_and_writes_a_comparison(tmp_path, capsys):
+    folder = str(write_runs(tmp_path / "one", fedavg=FEDAVG, fedrep=FEDREP))
+    before = {path.name for path in (tmp_path / "one").iterdir()}
+    assert main(["compare", folder, "--baseline", "fedavg"]) == 0
+    assert "against fedavg" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "one").iterdir()} == before
+    paper = ["--output", str(tmp_path / "paper"), "--columns", "accuracy,rounds"]
+    assert main(["compare", folder, *paper]) == 0
+    assert "rounds" in (tmp_path / "paper" / "table.tex").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ([], "compare"),
+        (["nowhere"], "nowhere"),
+        ([".", "--rounds", "3"], "num-server-rounds"),
+        ([".", "--run-config", "result-protocol='best'"], "result-protocol"),
+    ],
+)
+def test_bad_input_of_the_command(tmp_path, monkeypatch, capsys, words, named):
+    monkeypatch.chdir(write_runs(tmp_path / "one", fedavg=FEDAVG))
+    assert main(["compare", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert named in line

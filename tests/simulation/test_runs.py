@@ -72,6 +72,10 @@ def test_clients_and_summary_agree_with_the_rows(compared, algorithm):
     last = [row["accuracy"] for row in rows[-10:]]
     assert summary["accuracy"] == pytest.approx(np.mean(last))
     assert summary["accuracy"] != max(last)
+    assert summary["accuracy-last"] == last[-1]
+    assert summary["protocol"] == "mean of last 10 rounds"
+    tested = {"fedavg": "received", "fedrep": "with personal parts"}
+    assert summary["tested-model"] == tested[algorithm]
     assert summary["accuracy-std-clients"] == pytest.approx(np.std(accuracies))
     assert summary["rounds"] == 15
     assert summary["seconds"] == rows[-1]["seconds"]
