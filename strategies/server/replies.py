@@ -241,8 +241,10 @@ def size_of(
         total += len(name)
         if type(value) in (int, float):
             total += 8
-        elif isinstance(value, str | bytes | bool):
-            total += _length(value)
+        elif isinstance(value, str | bytes):
+            total += len(value)
+        elif isinstance(value, bool):
+            total += 1
         elif isinstance(value, list):
             total += sum(map(_length, value))
         elif known is None:
@@ -288,7 +290,8 @@ class RunningMean:
             self._rows = arrays.rows
             self._added.append((arrays.row, weight))
             return
-        self._add_rows()
+        if self._rows is not None:
+            self._add_rows(self._rows)
         for name, value in arrays.items():
             if name not in self._sums:
                 # Arrays without dimensions stay arrays.
@@ -299,13 +302,11 @@ class RunningMean:
             else:
                 add_scaled(self._sums[name], value, weight)
 
-    def _add_rows(self) -> None:
+    def _add_rows(self, of: ReplyRows) -> None:
         """Add the rows in the order in which they came, as one after the other."""
-        if self._rows is None:
-            return
         numbers, weights = map(np.array, zip(*self._added, strict=True))
-        in_order = np.array_equal(numbers, np.arange(len(self._rows.metrics)))
-        for name, array in self._rows.arrays.items():
+        in_order = np.array_equal(numbers, np.arange(len(of.metrics)))
+        for name, array in of.arrays.items():
             rows = array if in_order else array[numbers]
             if (weights != 1).any():
                 columns = weights.reshape(-1, *[1] * (array.ndim - 1))
@@ -323,7 +324,8 @@ class RunningMean:
 
         The mean has the dtypes of the first arrays; integers are rounded.
         """
-        self._add_rows()
+        if self._rows is not None:
+            self._add_rows(self._rows)
         if self._total == 0:
             return None
         means: Arrays = {}
