@@ -70,8 +70,10 @@ FILE = "secure-mean.safetensors"
 UNUSED = {"secure-aggregation": (False,)}
 # Other settings, and their only values with secure aggregation.
 ONLY = {
-    **{"aggregation": "mean", "bucket-size": 0, "largest-share": 1.0},
-    **{"transport": "float32", "initialization": "random"},
+    "aggregation": "mean",
+    "bucket-size": 0,
+    "transport": "float32",
+    "initialization": "random",
 }
 
 
