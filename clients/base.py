@@ -16,7 +16,7 @@ from flwr.common import NDArrays
 from torch import Tensor
 
 from flwr_frl.clients.device.account import PrivateTraining
-from flwr_frl.clients.device.evaluation import evaluate_model
+from flwr_frl.clients.device.evaluation import class_mask, evaluate_model
 from flwr_frl.clients.device.groups import (
     REPRESENTATION,
     WHOLE,
@@ -31,6 +31,8 @@ from flwr_frl.clients.device.groups import (
     personal_arrays,
     to_numpy,
     to_tensors,
+    under,
+    zeros_like,
 )
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.traits import ClientTraits
@@ -56,7 +58,7 @@ from flwr_frl.task.models.frozen import (
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training.cohort import make, scratch_model
 from flwr_frl.task.training.local_training import TrainCall
-from flwr_frl.task.training.sgd import Proximal, Regularizer, steps_an_epoch
+from flwr_frl.task.training.sgd import Proximal, Regularizer, gradient_weight
 from flwr_frl.task.training.trainer import TrainerSettings, weighted
 from flwr_frl.task.types import Loss
 
@@ -472,9 +474,26 @@ class Client(NumPyClient):
         made: float = self._private.train(call) if self._private else make(call)
         return made
 
-    def _steps_an_epoch(self) -> int:
-        """Return the number of steps that `train` makes in an epoch."""
-        return steps_an_epoch(self.model, self.train_examples, self.settings)
+    # Values of one client, which `flwr_frl.clients.device.rows` has for several.
+
+    def _gradient_weight(self, epochs: int) -> float:
+        """Return the total weight of the gradients of some epochs of `train`."""
+        return gradient_weight(self.model, self.train_examples, epochs, self.settings)
+
+    def _class_mask(self) -> Tensor:
+        """Return the mask of the classes that this client trains on."""
+        head = self.model.linear_head(type(self).__name__)
+        return class_mask(self.task, self._index, head)
+
+    def _counted(self, group: str, otherwise: Tensors | None = None) -> Tensors:
+        """Return a saved group if the server's mean contains it, else other values.
+
+        These are 0 by default. A mean does not contain the states of an earlier run.
+        """
+        saved = under(group, self.saved)
+        if self._state.round and self.config.get(keys.IN_MEAN, True):
+            return saved
+        return zeros_like(saved) if otherwise is None else otherwise
 
     def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
         """Test the deployed model.

@@ -3,8 +3,8 @@
 import torch
 
 from flwr_frl.clients.base import Client, Update
-from flwr_frl.clients.device.groups import Tensors, difference, under, within
-from flwr_frl.common.messages import IN_MEAN, IS_CHANGE, PROXIMAL_WEIGHT
+from flwr_frl.clients.device.groups import Tensors, difference, within
+from flwr_frl.common.messages import IS_CHANGE, PROXIMAL_WEIGHT
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
 
@@ -48,12 +48,7 @@ class FedDynClient(Client, requires=(only_parameters,), assumes_sgd=True):
         `Client.train` adds α/2 ‖w − θ‖².
         """
         alpha = float(self.config[PROXIMAL_WEIGHT])
-        gradients = under(GRADIENT, self.saved)
-        if not (self._state.round and self.config.get(IN_MEAN, True)):
-            # h does not contain the λ_k of an earlier run.
-            gradients = {
-                name: torch.zeros_like(value) for name, value in gradients.items()
-            }
+        gradients = self._counted(GRADIENT)
         # In the order of the model, not of the file: clients train together only if
         # their arrays are in the same order.
         correction = {name: -gradients[name] for name in self.received}

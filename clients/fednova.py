@@ -2,7 +2,6 @@
 
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.common.messages import GRADIENT_WEIGHT
-from flwr_frl.task.training.sgd import gradient_weight
 
 
 class FedNovaClient(FedAvgClient, assumes_sgd=True):
@@ -14,8 +13,8 @@ class FedNovaClient(FedAvgClient, assumes_sgd=True):
     def update(self) -> float:
         """Train the global model for ``representation-epochs``, and add a_i."""
         loss = super().update()
-        steps = self.settings.representation_epochs * self._steps_an_epoch()
-        weight = gradient_weight(steps, self.settings.momentum)
+        epochs = self.settings.representation_epochs
         # Without steps there is no change, which any number normalises.
-        self.metrics[GRADIENT_WEIGHT] = max(weight, 1.0)
+        weight = self._gradient_weight(epochs) if epochs else 1.0
+        self.metrics[GRADIENT_WEIGHT] = weight
         return loss

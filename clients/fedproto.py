@@ -9,7 +9,6 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, EvaluateResult, Update
-from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.groups import WHOLE, Tensors
 from flwr_frl.clients.device.training import class_means, labelled_features, no_means
 from flwr_frl.clients.device.traits import linear_head, needs_classes
@@ -116,7 +115,7 @@ class FedProtoClient(
         """Train towards the prototypes C̄; send the local prototypes C_j."""
         near = near_received(self, self.settings.fedproto_lambda)
         loss = self.train("all", self.settings.representation_epochs, near)
-        self.saved[OWN_CLASSES] = class_mask(self.task, self._index, self.head)[0]
+        self.saved[OWN_CLASSES] = self._class_mask()[0]
         return loss, own_prototypes(self, self.head.out_features)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
@@ -156,5 +155,5 @@ class FedProtoClient(
         """
         mask = self.saved[OWN_CLASSES]
         if not mask.any():
-            mask = class_mask(self.task, self._index, self.head)[0]
+            mask = self._class_mask()[0]
         return mask if mask.any() else torch.ones_like(mask)

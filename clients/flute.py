@@ -1,7 +1,6 @@
 """FLUTE (Liu et al., ICML 2024): the server stores a head for each client."""
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal, cast
 
 import numpy as np
@@ -9,7 +8,6 @@ from flwr.common import NDArrays
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, Config, EvaluateResult, FitResult
-from flwr_frl.clients.device.evaluation import class_mask
 from flwr_frl.clients.device.traits import needs_classes, separate_head
 from flwr_frl.clients.fedrep import FedRepLinearClient
 from flwr_frl.common.messages import IS_CHANGE
@@ -74,14 +72,9 @@ class FLUTEClient(
         """Train a regularised head for ``newcomer-epochs``."""
         self.train_regularized("head", self.settings.newcomer_epochs)
 
-    @cached_property
-    def classes(self) -> Tensor:
-        """Mask of the classes of this client, bool of shape (1, m)."""
-        return class_mask(self.task, self._index, self.model.linear_head("FLUTE"))
-
     def get_properties(self, config: Config) -> Config:
         """Add ``classes``, a string with 1 for each class of the client, else 0."""
-        mask = "".join(str(int(has)) for has in self.classes[0].tolist())
+        mask = "".join(str(int(has)) for has in self._class_mask()[0].tolist())
         return {**super().get_properties(config), "classes": mask}
 
     def update(self) -> float:
@@ -96,7 +89,7 @@ class FLUTEClient(
         settings = self.settings
         feature_weight = settings.feature_weight if part == "all" else 0.0
         weights = feature_weight, settings.head_weight, settings.nc_weight
-        penalty = Penalty(*weights, self.classes, self.regularizer)
+        penalty = Penalty(*weights, self._class_mask(), self.regularizer)
         return self.train(part, epochs, penalty)
 
 

@@ -5,8 +5,7 @@ import torch
 from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.groups import WHOLE, Tensors, difference, under, within
 from flwr_frl.clients.fine_tuning import FineTuned
-from flwr_frl.common.messages import CONTROL, IN_MEAN, IS_CHANGE
-from flwr_frl.task.training.sgd import gradient_weight
+from flwr_frl.common.messages import CONTROL, IS_CHANGE
 
 OWN_CONTROL = "own-control."
 
@@ -32,29 +31,20 @@ class SCAFFOLDClient(Client, supports_example_dp=True, assumes_sgd=True):
 
     def update(self) -> Update:
         """Make K corrected steps from x, update c_i, and send Δy_i and Δc_i."""
-        c, c_i = under(CONTROL, self.received), under(OWN_CONTROL, self.saved)
-        if not (self._state.round and self.config.get(IN_MEAN, True)):
-            # c does not contain the c_i of an earlier run.
-            c_i = {name: torch.zeros_like(value) for name, value in c_i.items()}
-        epochs = self.settings.representation_epochs
+        c, c_i = under(CONTROL, self.received), self._counted(OWN_CONTROL)
+        epochs, eta = self.settings.representation_epochs, self.settings.learning_rate
         correction = {name: c[name] - c_i[name] for name in c}
         loss = self.train("all", epochs, correction=correction)
         changes = difference(self.model.state_dict(), self.received)
         moved = c_i
-        if step := self.total_step(epochs):
+        if epochs:
+            # K η_l. Batches in which all targets are ignored count as steps.
+            step = eta * self._gradient_weight(epochs)
             moved = {n: c_i[n] - c[n] - changes[n] / step for n in c_i}
         changes |= within(CONTROL, {n: moved[n] - c_i[n] for n in c_i})
         self.saved = within(OWN_CONTROL, moved)
         self.metrics[IS_CHANGE] = 1
         return loss, changes
-
-    def total_step(self, epochs: int) -> float:
-        """Return K η_l, the total weight of the gradients in x − y_i; 0 without steps.
-
-        Batches in which all targets are ignored count as steps.
-        """
-        steps, sgd = epochs * self._steps_an_epoch(), self.settings
-        return float(sgd.learning_rate * gradient_weight(steps, sgd.momentum))
 
 
 class SCAFFOLDFTClient(

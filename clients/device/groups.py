@@ -66,6 +66,11 @@ def difference(after: Tensors, before: Mapping[str, Tensor]) -> Tensors:
     }
 
 
+def zeros_like(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Return zeros of the same shapes."""
+    return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+
+
 def initial_arrays(client: "Client", groups: Groups) -> Tensors:
     """Return the common initial values of groups, the model's own arrays first.
 

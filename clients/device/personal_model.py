@@ -52,9 +52,7 @@ class AllClientsMeanClient(PersonalModelClient):
 
     def change(self) -> Tensors:
         """Let ``model`` be the personal model, and return its change, which is sent."""
-        # This run's mean does not contain a model of an earlier run.
-        in_mean = self._state.round and self.config.get(keys.IN_MEAN, True)
-        before = under(PERSONAL_MODEL, self.saved) if in_mean else self.received
+        before = self._counted(PERSONAL_MODEL, self.received)
         change = difference(self.model.state_dict(), before)
         self.metrics[keys.IS_CHANGE] = 1
         self.keep_personal_model()

@@ -13,7 +13,6 @@ from dataclasses import is_dataclass
 from functools import partial
 from logging import getLogger
 from math import nan, prod
-from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -22,8 +21,8 @@ from flwr.app import ConfigRecord, Context, Message
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, EvaluateResult
-from flwr_frl.clients.device.codec import as_received, check_config, unpack
-from flwr_frl.clients.device.evaluation import evaluate_clients
+from flwr_frl.clients.device.codec import as_received, check_config, pack, unpack
+from flwr_frl.clients.device.evaluation import class_mask, evaluate_clients
 from flwr_frl.clients.device.groups import (
     REPRESENTATION,
     Tensors,
@@ -32,15 +31,18 @@ from flwr_frl.clients.device.groups import (
     check_untrained,
     initial_arrays,
     to_numpy,
+    under,
+    zeros_like,
 )
 from flwr_frl.clients.device.setup import (
+    SIMULATED,
     Setup,
     build_client,
     personal_state,
     torch_seed,
 )
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import ReplyRows, RowReply, entries_of
+from flwr_frl.common.arrays import ReplyRows, RowReply, entries_of, reply_with
 from flwr_frl.common.run_cache import run_object
 from flwr_frl.common.settings import (
     ResourceError,
@@ -55,18 +57,18 @@ from flwr_frl.task.resident import test_examples, train_examples
 from flwr_frl.task.tasks import built_task
 from flwr_frl.task.training.cohort import RefusedKeys, most_together
 from flwr_frl.task.training.local_training import FEWEST, TrainCall, features_of
-from flwr_frl.task.training.sgd import freeze, steps_an_epoch, trainable_examples
+from flwr_frl.task.training.sgd import freeze, gradient_weight, trainable_examples
 from flwr_frl.task.training.stacked import tensors_of
 
 # Entries of a message's config that differ between clients.
-OF_A_CLIENT = (keys.ACKNOWLEDGED_ROUND, keys.CHECKPOINT_ROUND, keys.EXAMPLES)
+OF_A_CLIENT = (
+    *(keys.ACKNOWLEDGED_ROUND, keys.CHECKPOINT_ROUND, keys.EXAMPLES, keys.IN_MEAN),
+)
 # Methods that a class must inherit to train, or to test, as rows. Groups of parameters
 # may be constants, but not depend on the client.
 STEPS = "fit", "train", "_receive", "_save", "_send", "_takes"
 TESTS = "evaluate", "deployed_model", "_test", "_receive"
 GROUPS = "shared", "personal", "sent"
-# Keys of the node config of simulated clients
-SIMULATED = {"partition-id", "num-partitions"}
 # Maximum number of input values in a batch of tests; larger batches are not faster.
 LARGEST = 2**16
 
@@ -197,7 +199,9 @@ def _alike(
     """
     setup, first = setups[0], entries_of(messages[0].content)
     kind = setup.kind
-    if first.keys() != {keys.ARRAYS, keys.CONFIG}:
+    # The initial values of personal arrays may depend on the received ones.
+    may_differ = inherited is STEPS and not kind.personal
+    if first.keys() - ({keys.HEAD} if may_differ else ()) != {keys.ARRAYS, keys.CONFIG}:
         return []
     alike, common = list[int](), _common(check_config(first[keys.CONFIG]))
     # Two messages to one client change the same state.
@@ -215,7 +219,7 @@ def _alike(
             content = entries_of(message.content)
             if (
                 content.keys() == first.keys()
-                and content[keys.ARRAYS] is first[keys.ARRAYS]
+                and (may_differ or content[keys.ARRAYS] is first[keys.ARRAYS])
                 and context.node_config.keys() == SIMULATED
                 and setups[i].run is setup.run
                 and _common(_config(message)) == common
@@ -322,9 +326,11 @@ class Rows:
         client._receive(unpack(messages[0], client), config)
         client.__dict__["_make"] = self._make
         self._kind = type(client)
+        self._own = self._differing()
         self.received, self.metrics = client.received, client.metrics
         self.config = type(config)(_common(config))
         self._streams, self._examples, self._states = [], [], []
+        self._indices = [each.partition for each in setups]
         run, server_round = int(setup.run["seed"]), config.get(keys.SERVER_ROUND, 0)
         for each, message, context in zip(setups, messages, contexts, strict=True):
             own, index = _config(message), each.partition
@@ -348,25 +354,24 @@ class Rows:
             name: tensor.detach().expand(len(messages), *tensor.shape).clone()
             for name, tensor in client.model.tensors.items()
         }
-        for name in self._tensors.keys() & self.saved.keys():
-            self._tensors[name].copy_(self.saved[name])
-        self._equal = self._tensors.keys() - self.saved.keys()
+        different = self.saved | self._own
+        for name in self._tensors.keys() & different.keys():
+            self._tensors[name].copy_(different[name])
+        self._equal = self._tensors.keys() - different.keys()
         self.model = RowModel(self._tensors)
         # Clients that are answered one by one, as they report a lost state or an error.
         self._failed = {i for i, state in enumerate(self._states) if state.unused}
+        self._in_mean = torch.tensor(
+            [
+                state.round > 0 and bool(_config(message).get(keys.IN_MEAN, True))
+                for state, message in zip(self._states, messages, strict=False)
+            ]
+        )
 
     @property  # type: ignore[misc]
     def __class__(self) -> type[Client]:  # type: ignore[override]
         """The algorithm's class, so that ``super()`` finds its methods."""
         return self._kind
-
-    @property
-    def _state(self) -> SimpleNamespace:
-        """The round of the clients' states, if it is the same."""
-        rounds = {state.round for state in self._states}
-        if len(rounds) != 1:
-            raise CannotBeRowsError("their states are of several rounds")
-        return SimpleNamespace(round=rounds.pop())
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the algorithm's class, but none of `Client`."""
@@ -375,6 +380,22 @@ class Rows:
             raise CannotBeRowsError(f"its update uses {name!r}")
         value = inspect.getattr_static(self._kind, name)
         return value.__get__(self, self._kind) if hasattr(value, "__get__") else value
+
+    def _differing(self) -> Tensors:
+        """Return stacked values of received arrays that differ between the clients."""
+        client, first = self._client, entries_of(self._messages[0].content)
+        contents = [entries_of(message.content) for message in self._messages]
+        if keys.HEAD not in first and all(
+            content[keys.ARRAYS] is first[keys.ARRAYS] for content in contents
+        ):
+            return {}
+        names, differing = array_names(client, client.shared), dict[str, Tensor]()
+        lists = [unpack(message, client) for message in self._messages]
+        for name, values in zip(names, zip(*lists, strict=True), strict=True):
+            if any(value is not values[0] for value in values):
+                rows = torch.from_numpy(np.stack(values)).to(client._device)
+                differing[name] = rows.to(client.received[name].dtype)
+        return differing
 
     def train(
         self,
@@ -399,16 +420,37 @@ class Rows:
             more = dict(zip(correction, rows[len(constants) : -1], strict=True))
             return self._trained(call, of_terms, more)
 
+        return self._on_rows(trained, *constants, *correction.values())
+
+    def _on_rows(self, function: Callable[..., Any], *tensors: Tensor) -> Any:
         # At least one of the tensors must have rows.
         any_row = next(iter(self.model.tensors.values()))
-        return _OnRows.apply(trained, *constants, *correction.values(), any_row)
+        return _OnRows.apply(function, *tensors, any_row)
 
-    def _steps_an_epoch(self) -> int:
+    def _row_of(self, values: Tensor) -> Tensor:
+        """Return the value of each client as one value."""
+        return cast(Tensor, self._on_rows(lambda _: values.to(self._client._device)))
+
+    def _gradient_weight(self, epochs: int) -> Tensor:
         model, sgd = self._client.model, self.settings
-        steps = {steps_an_epoch(model, examples, sgd) for examples in self._examples}
-        if len(steps) != 1:
-            raise CannotBeRowsError("their numbers of steps differ")
-        return steps.pop()
+        sets = {len(each): each for each in self._examples}
+        by_size = {
+            size: gradient_weight(model, each, epochs, sgd)
+            for size, each in sets.items()
+        }
+        weights = [by_size[len(each)] for each in self._examples]
+        return self._row_of(torch.tensor(weights))
+
+    def _class_mask(self) -> Tensor:
+        task = self._client.task
+        head = self._client.model.linear_head(self._kind.__name__)
+        masks = [class_mask(task, index, head) for index in self._indices]
+        return self._row_of(torch.stack(masks))
+
+    def _counted(self, group: str, otherwise: Tensors | None = None) -> Tensors:
+        saved, counts = under(group, self.saved), self._row_of(self._in_mean)
+        others = zeros_like(saved) if otherwise is None else otherwise
+        return {n: torch.where(counts, v, others[n]) for n, v in saved.items()}
 
     def _trained(
         self, call: TrainCall, constants: list[Tensor], correction: Tensors
@@ -461,8 +503,12 @@ class Rows:
 
         number = partial(torch.as_tensor, dtype=torch.float64)
 
-        def update(tensors: Tensors, saved: Tensors) -> Any:
+        common = client.received
+
+        def update(tensors: Tensors, saved: Tensors, own: Tensors) -> Any:
             self.model, self.saved = RowModel(tensors), saved
+            # Proximal terms are those of `client`.
+            client.received = self.received = {**common, **own}
             result = self._kind.update(cast(Client, self))
             loss, arrays = result if isinstance(result, tuple) else (result, tensors)
             kept = {**self.saved, **tensors}
@@ -473,8 +519,9 @@ class Rows:
                 {n: number(value) for n, value in self.metrics.items()},
             )
 
-        results = torch.vmap(update)(self._tensors, self.saved)
+        results = torch.vmap(update)(self._tensors, self.saved, self._own)
         losses, sent, saved, metrics = results
+        client.received = common
         check_received(client)
         check_untrained(client, self._tensors)
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in saved.items()}
@@ -505,7 +552,17 @@ class Rows:
         rows = ReplyRows(
             arrays, [dict(zip(columns, v, strict=True)) for v in of_clients]
         )
+
+        def reply(i: int, message: Message) -> Message:
+            if keys.HEAD not in entries_of(message.content):
+                return RowReply(rows, i, message)
+            of_client = dict(rows.metrics[i])
+            values = [arrays[name][i] for name in sent_names]
+            count = int(of_client.pop(keys.NUM_EXAMPLES))
+            result = values, count, of_client
+            return reply_with(pack(message, client, result, rounded), message)
+
         return [
-            None if i in self._failed else RowReply(rows, i, message)
+            None if i in self._failed else reply(i, message)
             for i, message in enumerate(self._messages)
         ]

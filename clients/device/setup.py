@@ -44,6 +44,9 @@ OF_A_NODE = (
     *("client-name", "state-dir", "partition-id", "num-partitions"),
     *OF_SECURE,
 )
+# Keys of the node config of simulated clients. With further keys, a client may have a
+# different task.
+SIMULATED = {"partition-id", "num-partitions"}
 # Similarity, from 0 to 1, at which an unknown name counts as misspelled; that of
 # ``device-id`` and ``device`` is lower.
 NEARLY = 0.82

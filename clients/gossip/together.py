@@ -18,6 +18,7 @@ from flwr_frl.clients.device import state as versions
 from flwr_frl.clients.device.codec import pack_metrics
 from flwr_frl.clients.device.groups import Arrays, Tensors, to_numpy
 from flwr_frl.clients.device.setup import (
+    SIMULATED,
     Setup,
     build_client,
     client_name,
@@ -39,9 +40,6 @@ from flwr_frl.task.training.cohort import RefusedKeys
 from flwr_frl.task.training.local_training import fewest
 from flwr_frl.task.training.stacked import Objective, PooledExamples
 
-# Keys of the node config of simulated nodes. With further keys, a node may have a
-# different task.
-SIMULATED = {"partition-id", "num-partitions"}
 # Rows of the matrices, and their batches.
 Group = tuple[Any, list[Batch]]
 

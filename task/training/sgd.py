@@ -304,13 +304,16 @@ def steps_an_epoch(model: SplitModel, examples: ExampleSet, sgd: SGD) -> int:
     return steps - examples.drop_single
 
 
-def gradient_weight(steps: int, momentum: float) -> float:
-    """Return the total weight of the gradients of some steps of SGD; 0 without steps.
+def gradient_weight(
+    model: SplitModel, examples: ExampleSet, epochs: int, sgd: SGD
+) -> float:
+    """Return the total weight of the gradients of some epochs of SGD.
 
-    It is their number K, or Σ_t (1 − βᵗ)/(1 − β) over them with momentum β, as a
-    gradient then contributes to later steps as well.
+    It is the number of steps K, or Σ_t (1 − βᵗ)/(1 − β) over them with momentum β, as
+    a gradient then contributes to later steps as well.
     """
-    return float(sum((1 - momentum**t) / (1 - momentum) for t in range(1, steps + 1)))
+    steps, beta = epochs * steps_an_epoch(model, examples, sgd), sgd.momentum
+    return float(sum((1 - beta**t) / (1 - beta) for t in range(1, steps + 1)))
 
 
 def diverged(mean: float, epoch: int, sgd: SGD) -> TrainingDivergedError:

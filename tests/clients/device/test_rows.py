@@ -1,4 +1,4 @@
-"""Clients that test the same model are evaluated as one batch."""
+"""Clients that train, or that test the same model, as rows of matrices."""
 
 import pytest
 import torch
@@ -25,7 +25,10 @@ def model() -> SplitModel:
 
 
 def clients(num_clients: int) -> ExampleTask:
-    train = [ExampleSet(torch.ones(2, 2), torch.arange(2))] * num_clients
+    train = [
+        ExampleSet(torch.eye(2).repeat(i, 1), torch.arange(2 * i) % 2)
+        for i in range(1, num_clients + 1)
+    ]
     test = [
         ExampleSet(inputs_of(i, n), torch.arange(n) % 2)
         for i, n in enumerate(SIZES[:num_clients])
@@ -94,3 +97,27 @@ def test_only_the_client_whose_examples_do_not_fit_fails(monkeypatch):
     assert sorted(strategy._run.evaluation.metrics) == ["000000", "000002", "000003"]
     rejections = strategy._run.evaluation.round.rejections
     assert [name for name, _ in rejections] == ["000001"]
+
+
+@pytest.mark.parametrize("algorithm", ["flute", "fedamp", "scaffold"])
+def test_clients_train_as_rows_with_different_arrays_states_and_numbers_of_steps(
+    algorithm, monkeypatch
+):
+    rounds, fit = [], rows.Rows.fit
+
+    def counted(several):
+        replies = fit(several)
+        rounds.append(len(replies))
+        return replies
+
+    monkeypatch.setattr(rows.Rows, "fit", counted)
+    # Three of five clients train in each round, so their last rounds differ.
+    how = {"fraction-train": 0.6, "batch-size": 2, "momentum": 0.5}
+    results = {}
+    for cohort in ("5", "off"):
+        strategy, grid, arrays = prepared(algorithm, cohort=cohort, **how)
+        results[cohort] = run_rounds(strategy, grid, arrays, range(1, 5))
+    assert rounds == [3] * 4
+    for name, array in results["off"].items():
+        together = results["5"][name].numpy()
+        assert together == pytest.approx(array.numpy(), abs=1e-6), name
