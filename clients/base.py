@@ -453,8 +453,8 @@ class Client(NumPyClient):
         float
             Mean loss over the last epoch.
         """
-        valid = part in get_args(Part)
-        require(valid, "part", part, "head, representation or all", "settings")
+        if part not in get_args(Part):
+            require(False, "part", part, "head, representation or all", "settings")
         examples = self.train_examples if examples is None else examples
         if part == "head" and not self.settings.augment_head:
             examples = examples.without_augmentation()

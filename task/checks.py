@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from flwr_frl.common.npy import is_finite
 from flwr_frl.common.settings import SettingsError, reason_of, require
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet, are_classes
@@ -206,7 +205,7 @@ def check_model(model: SplitModel) -> None:
     require(is_trained, "the model's number of trained parameters", 0, allowed)
     for name, value in model.tensors.items():
         short = value.dtype in (torch.float16, torch.bfloat16)
-        if is_lazy(value) or short or not is_finite(value.detach().cpu().numpy()):
+        if is_lazy(value) or short or not value.isfinite().all():
             raise SettingsError(
                 f"the model's {name!r} has no shape yet, 16 bits or values that are "
                 "not finite; call lazy layers once in model(), train in 16 bits with "

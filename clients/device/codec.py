@@ -24,10 +24,10 @@ from flwr_frl.common.arrays import (
     MemoryArray,
     entries_of,
     fill,
+    is_finite,
     memory_record,
     values_of,
 )
-from flwr_frl.common.npy import is_finite
 from flwr_frl.common.settings import SettingsError, require
 
 # File names contain the round with eight digits.
@@ -93,10 +93,9 @@ def check_config(record: Any) -> Config:
             )
     exchanged = config.get(keys.EXCHANGED_ROUND, 0)
     now = config.get(keys.SERVER_ROUND, exchanged)
-    allowed = f"at most its {keys.SERVER_ROUND}, {now}"
-    require(
-        exchanged <= now, f"the server's {keys.EXCHANGED_ROUND}", exchanged, allowed
-    )
+    if exchanged > now:
+        allowed = f"at most its {keys.SERVER_ROUND}, {now}"
+        require(False, f"the server's {keys.EXCHANGED_ROUND}", exchanged, allowed)
     return config
 
 

@@ -556,7 +556,7 @@ class Rows:
         def reply(i: int, message: Message) -> Message:
             if keys.HEAD not in entries_of(message.content):
                 return RowReply(rows, i, message)
-            of_client = dict(rows.metrics[i])
+            of_client: Config = {**rows.metrics[i]}
             values = [arrays[name][i] for name in sent_names]
             count = int(of_client.pop(keys.NUM_EXAMPLES))
             result = values, count, of_client

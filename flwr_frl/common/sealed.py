@@ -12,8 +12,6 @@ import numpy.typing as npt
 from safetensors import safe_open
 from safetensors.numpy import save
 
-from flwr_frl.common.npy import raw
-
 Arrays = dict[str, npt.NDArray[np.generic]]
 # Metadata key of the checksum.
 SHA256 = "sha256"
@@ -66,5 +64,5 @@ def digest(
     for name in sorted(arrays):
         array = arrays[name]
         sha256.update(f"{name}/{array.dtype.str}/{array.shape}/".encode())
-        sha256.update(raw(array))
+        sha256.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
     return sha256.hexdigest()

@@ -20,12 +20,12 @@ from flwr_frl.common.arrays import (
     RowArrays,
     RowReply,
     entries_of,
+    header,
     memory_record,
     num_bytes,
     values_of,
 )
-from flwr_frl.common.npy import header
-from flwr_frl.common.npy import is_finite as all_finite
+from flwr_frl.common.arrays import is_finite as all_finite
 from flwr_frl.common.text import one_line
 
 NDArray = npt.NDArray[np.generic]

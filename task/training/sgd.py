@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from operator import itemgetter
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -74,17 +75,6 @@ class SGD(Checked):
         return SGDOptimizer(module, self)
 
 
-def parameter_groups(
-    module: nn.Module, sgd: SGD
-) -> tuple[tuple[list[Tensor], float], tuple[list[Tensor], float]]:
-    """Return a module's weights and its biases, each with their weight decay."""
-    weights: list[Tensor] = []
-    biases: list[Tensor] = []
-    for name, parameter in module.named_parameters():
-        (biases if sgd.is_bias(name) else weights).append(parameter)
-    return (weights, sgd.weight_decay), (biases, 0.0)
-
-
 class SGDOptimizer:
     """SGD of one module's parameters, with torch's arithmetic and interface.
 
@@ -103,14 +93,14 @@ class SGDOptimizer:
 
     def __init__(self, module: nn.Module, sgd: SGD) -> None:
         self.sgd = sgd
-        self.parameters = [*module.parameters()]
         self.momentum: dict[Tensor, Tensor] = {}
-        # The kernel takes parameters of one type and one weight decay.
+        # The kernel takes parameters of one type and one weight decay; weights first.
         self.groups: dict[tuple[float, torch.dtype], list[Tensor]] = {}
-        for parameters, decay in parameter_groups(module, sgd):
-            for parameter in parameters:
-                group = self.groups.setdefault((decay, parameter.dtype), [])
-                group.append(parameter)
+        named = [(sgd.is_bias(name), p) for name, p in module.named_parameters()]
+        for is_bias, parameter in sorted(named, key=itemgetter(0)):
+            decay = 0.0 if is_bias else sgd.weight_decay
+            self.groups.setdefault((decay, parameter.dtype), []).append(parameter)
+        self.parameters = [p for group in self.groups.values() for p in group]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -125,21 +115,29 @@ class SGDOptimizer:
     @torch.no_grad()
     def step(self) -> None:
         """Update each parameter that has a gradient."""
-        sgd, momentum = self.sgd, self.momentum
+        sgd = self.sgd
         if sgd.max_gradient_norm:
             nn.utils.clip_grad_norm_(self.parameters, sgd.max_gradient_norm)
         for (decay, _), parameters in self.groups.items():
             present = [p for p in parameters if p.grad is not None]
-            if sgd.momentum:
-                for parameter in present:
-                    if parameter not in momentum:
-                        momentum[parameter] = torch.zeros_like(parameter)
+            gradients, buffers = list[Tensor](), list[Tensor]()
+            for parameter in present:
+                gradient = cast(Tensor, parameter.grad)
+                # The kernel needs the memory format of the parameter, which gradients
+                # of autograd have.
+                if gradient.stride() != parameter.stride():
+                    gradient = torch.empty_like(parameter).copy_(gradient)
+                gradients.append(gradient)
+                if sgd.momentum:
+                    if parameter not in self.momentum:
+                        self.momentum[parameter] = torch.zeros_like(parameter)
+                    buffers.append(self.momentum[parameter])
             if not present:
                 continue
             torch._fused_sgd_(
                 present,
-                [_gradient(p) for p in present],
-                [momentum[p] for p in present] if sgd.momentum else [],
+                gradients,
+                buffers,
                 weight_decay=decay,
                 momentum=sgd.momentum,
                 lr=sgd.learning_rate,
@@ -151,18 +149,6 @@ class SGDOptimizer:
 
 
 Optimizer = SGDOptimizer | torch.optim.Optimizer
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    """Return a gradient in its parameter's memory format, as torch's fused SGD needs.
-
-    Gradients of autograd already have it.
-    """
-    gradient = parameter.grad
-    assert gradient is not None
-    if gradient.stride() == parameter.stride():
-        return gradient
-    return torch.empty_like(parameter).copy_(gradient)
 
 
 def freeze(model: SplitModel, part: Part) -> nn.Module:

@@ -19,7 +19,7 @@ from flwr_frl.common.settings import (
     unknown,
 )
 from flwr_frl.task.examples import IGNORED, ExampleSet
-from flwr_frl.task.training.sgd import SGD, Optimizer, parameter_groups
+from flwr_frl.task.training.sgd import SGD, Optimizer, SGDOptimizer
 
 if TYPE_CHECKING:
     from flwr_frl.task.base import Task
@@ -124,11 +124,11 @@ class TrainerSettings(SGD):
     def optimizer(self, module: nn.Module) -> Optimizer:
         """Return the optimiser of a module's parameters; only weights decay."""
         if self.optimizer_ == "sgd":
-            return super().optimizer(module)
+            return SGDOptimizer(module, self)
         path = OPTIMIZERS.get(self.optimizer_, self.optimizer_)
         groups: list[dict[str, Any]] = [
             {"params": parameters, "weight_decay": decay}
-            for parameters, decay in parameter_groups(module, self)
+            for (decay, _), parameters in SGDOptimizer(module, self).groups.items()
         ]
         kind = load(path, "optimizer")
         optimizer: torch.optim.Optimizer = kind(groups, lr=self.learning_rate)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 
-from flwr_frl.common.npy import decode, encode
+from flwr_frl.common.arrays import decode, encode
 
 DTYPES = st.sampled_from(["<f4", "<f8", "<f2", "<i8", "|u1", "|b1", ">f4"])
 

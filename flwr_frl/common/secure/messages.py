@@ -13,8 +13,7 @@ import numpy.typing as npt
 from flwr.app import ConfigRecord
 
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import entries_of, values_of
-from flwr_frl.common.npy import raw
+from flwr_frl.common.arrays import entries_of, raw, values_of
 from flwr_frl.common.secure.protocol import Texts, demand
 
 Arrays = dict[str, npt.NDArray[Any]]
