@@ -17,6 +17,7 @@ from flwr_frl.clients.base import Client, tests_received
 from flwr_frl.clients.device.traits import TaskOf, needs_classes
 from flwr_frl.clients.fedbn import batch_norms
 from flwr_frl.common.settings import declared, defaults
+from flwr_frl.results.paper import references
 from flwr_frl.strategies.algorithms import ALGORITHMS, strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.flute import HeadsOnServer
@@ -149,9 +150,16 @@ def page(each: Algorithm) -> str:
         "## Run it\n\n" + command(each) + "\n" + traits(each),
         "## Results\n\n" + results(each.name, written.pop("Results", "").strip()),
         "## Settings\n\n" + settings_table(each),
+        citation(each.name),
         *(f"## {title}\n\n{text.strip()}" for title, text in written.items()),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def citation(name: str) -> str:
+    """Return the BibTeX entries of an algorithm as a section; empty without any."""
+    entries = references([name]).strip()
+    return f"## Cite\n\n```bibtex\n{entries}\n```" if entries else ""
 
 
 def side_by_side(each: Algorithm, server: str, client: str) -> str:

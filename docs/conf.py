@@ -85,9 +85,6 @@ html_theme_options = {
 # GitHub's runners set this variable.
 if repository := os.environ.get("GITHUB_REPOSITORY"):
     html_theme_options["github_url"] = f"https://github.com/{repository}"
-# Outputs and prompts are not copied.
-copybutton_exclude = ".linenos, .gp, .go"
-copybutton_selector = "div:not(.output) > div.highlight > pre"
 
 
 def _relink(app: Any, name: str, source: list[str]) -> None:
