@@ -16,13 +16,13 @@ from flwr_frl.clients.algorithms import client_class, load_client
 from flwr_frl.clients.base import Client, tests_received
 from flwr_frl.clients.device.traits import TaskOf, needs_classes
 from flwr_frl.clients.fedbn import batch_norms
+from flwr_frl.common.algorithms import SIMULATION_DEFAULTS
 from flwr_frl.common.settings import declared, defaults
 from flwr_frl.results.paper import references
 from flwr_frl.strategies.algorithms import ALGORITHMS, strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.flute import HeadsOnServer
 from flwr_frl.strategies.gossip.base import Gossip
-from flwr_frl.strategies.table import SIMULATION_DEFAULTS
 
 METHODS = DOCS / "methods"
 # Words for groups of arrays whose names do not explain themselves; "" is not shown.

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.derived import published
 from docs.links import RESULTS
-from flwr_frl.strategies.table import title
+from flwr_frl.common.algorithms import title
 
 # Methods beside which an algorithm is shown.
 OTHERS = ("fedavg", "fedavg-ft", "fedrep", "local")

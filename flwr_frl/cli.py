@@ -20,11 +20,11 @@ from typing import Any
 
 from rich.console import Console
 
+from flwr_frl.common.algorithms import ALGORITHMS
 from flwr_frl.common.command_line import Parser, exit_code, run_config
 from flwr_frl.common.run_cache import begin_run
 from flwr_frl.common.settings import defaults, require
 from flwr_frl.results.processes import signals_as_ctrl_c
-from flwr_frl.strategies.table import ALGORITHMS
 from flwr_frl.task.names import MODELS, TASKS
 
 # Flags that stand for a setting: the setting's name and the flag's help.

@@ -2,9 +2,9 @@
 
 from functools import cache
 
+from flwr_frl.common.algorithms import ALGORITHMS as ALGORITHMS
+from flwr_frl.common.algorithms import CASES, full
 from flwr_frl.common.lazy import attach
-from flwr_frl.strategies.table import ALGORITHMS as ALGORITHMS
-from flwr_frl.strategies.table import CASES, full
 
 # Everything public that is not the strategy of an algorithm.
 _OTHERS = (

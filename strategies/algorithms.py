@@ -7,6 +7,8 @@ An algorithm is a strategy that declares its client. A built-in one has a row in
 from collections.abc import Iterable
 from typing import Any, cast
 
+from flwr_frl.common.algorithms import ALGORITHMS as ALGORITHMS
+from flwr_frl.common.algorithms import CASES, SIMULATION_DEFAULTS
 from flwr_frl.common.settings import (
     Setting,
     Settings,
@@ -18,8 +20,6 @@ from flwr_frl.common.settings import (
 from flwr_frl.common.text import short_name
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.traits import Algorithm
-from flwr_frl.strategies.table import ALGORITHMS as ALGORITHMS
-from flwr_frl.strategies.table import CASES, SIMULATION_DEFAULTS
 
 
 def strategy_class(settings: Settings) -> type[Algorithm]:

@@ -49,8 +49,6 @@ ROOMS = {
     "flwr_frl.clients.device": (2, "device"),
     "flwr_frl.clients.gossip": (2, "nodes"),
     "flwr_frl.strategies": (3, "strategies"),
-    # Names and descriptions only
-    "flwr_frl.strategies.table": (0, "common"),
     "flwr_frl.clients": (3, "clients"),
     "flwr_frl.predict": (4, "predict"),
     "flwr_frl.strategies.server_app": (5, "doors"),
@@ -298,6 +296,11 @@ PATHS = {
 }
 ALGORITHM_MODULES = {path.split(":")[0] for path in PATHS}
 CLASSES = {path.split(":")[1] for path in PATHS}
+TABLES = {
+    "flwr_frl/common/algorithms.py",
+    "strategies/__init__.py",
+    "clients/__init__.py",
+}
 # All files except the table and those of the algorithms
 CENTRAL = [
     path
@@ -305,7 +308,11 @@ CENTRAL = [
     for path in FILES[package]
     if module_of(path) not in ALGORITHM_MODULES
     and place(path)
-    not in ("strategies/table.py", "strategies/__init__.py", "clients/__init__.py")
+    not in (
+        "flwr_frl/common/algorithms.py",
+        "strategies/__init__.py",
+        "clients/__init__.py",
+    )
 ]
 # Allowed names of algorithms: defaults, and commands that the help shows
 DEFAULTS = {

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from flwr.common import log
 
+from flwr_frl.common.algorithms import title
 from flwr_frl.common.files import atomic_file, write_atomically
 from flwr_frl.common.messages import CLASS_COUNTS
 from flwr_frl.common.settings import Settings, facts
@@ -37,7 +38,6 @@ from flwr_frl.results.results import (
     write_json,
 )
 from flwr_frl.results.tables import Summaries, cells, legend, markdown
-from flwr_frl.strategies.table import title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

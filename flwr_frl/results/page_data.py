@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from flwr.common import log
 
+from flwr_frl.common.algorithms import title
 from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES
 from flwr_frl.common.settings import Settings, defaults, facts
 from flwr_frl.results.comparison import curve
@@ -36,7 +37,6 @@ from flwr_frl.results.results import (
     summarize,
 )
 from flwr_frl.results.tables import DETAILS, cells, formatted
-from flwr_frl.strategies.table import title
 
 # The most points of a curve.
 MOST_POINTS = 200

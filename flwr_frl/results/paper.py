@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flwr_frl.common.algorithms import title
 from flwr_frl.common.files import write_atomically
 from flwr_frl.results.comparison import figure_of
 from flwr_frl.results.methods import Comparison
 from flwr_frl.results.results import METRICS, read_rows
 from flwr_frl.results.statistics import Ranking
 from flwr_frl.results.tables import chosen_cells, latex
-from flwr_frl.strategies.table import title
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,9 +11,9 @@ import pytest
 from browser import CHROMIUM, Browser, browser
 from page_folders import write as write_run
 
+from flwr_frl.common.algorithms import title
 from flwr_frl.results.page import PageServer, write_page
 from flwr_frl.results.page_data import read_folder
-from flwr_frl.strategies.table import title
 
 pytestmark = [
     pytest.mark.browser,

@@ -5,8 +5,8 @@ import re
 from compared_runs import FEDAVG, FEDPER, FEDREP, with_seeds, write_runs
 
 from flwr_frl import compare
+from flwr_frl.common.algorithms import ALGORITHMS
 from flwr_frl.results.paper import references, write_paper
-from flwr_frl.strategies.table import ALGORITHMS
 
 
 def lines_of(output) -> list[str]:

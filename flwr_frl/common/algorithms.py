@@ -1,6 +1,6 @@
 """The table of built-in algorithms, which is listed without Flower."""
 
-# Module and class in this package, and a one-line description, by name.
+# Module and class among the strategies, and a one-line description, by name.
 _TABLE = {
     "fedrep": ("fedrep:FedRep", "FedRep (Collins et al., ICML 2021)"),
     "fedper": ("averaging:FedPer", "FedPer (Arivazhagan et al., 2019)"),
@@ -77,8 +77,8 @@ _OF_ADAPTERS = ("averaging:FedSALoRA", "averaging:FFALoRA", "averaging:FedDPA")
 
 
 def full(path: str) -> str:
-    """Return the import path of ``module:Class`` in this package."""
-    return f"{__package__}.{path}"
+    """Return the import path of ``module:Class`` among the strategies."""
+    return f"flwr_frl.strategies.{path}"
 
 
 def title(algorithm: str) -> str:
