@@ -4,10 +4,11 @@ import json
 import os
 import re
 import shlex
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import chain
 from logging import WARNING
 from pathlib import Path
 from statistics import fmean
@@ -24,6 +25,7 @@ from flwr_frl.results.methods import Comparison, MethodResult, tested
 from flwr_frl.results.results import (
     CLIENTS,
     METRICS,
+    NEWCOMERS,
     STATUS,
     Row,
     client_means,
@@ -35,6 +37,7 @@ from flwr_frl.results.results import (
     read_rows,
     result_rows,
     summarize,
+    summarize_newcomers,
 )
 from flwr_frl.results.tables import DETAILS, cells, formatted
 
@@ -60,9 +63,10 @@ class Run(NamedTuple):
         The settings that affect results and are not defaults, without the seed.
     status : mapping
         The content of ``status.json``.
-    rows : sequence of dict
-        At most `MOST_POINTS` rows of the journal, with the costs so far (``updates``
-        and ``MB``); evaluated rows come first.
+    written : int
+        When status or journal were last written, in nanoseconds.
+    rows : list of dict
+        At most `MOST_POINTS` rows of the journal, with the costs so far.
     summary : mapping
         The results so far, with the entries of ``summary.json``.
     clients : mapping
@@ -72,7 +76,8 @@ class Run(NamedTuple):
     settings: Settings
     changed: Settings
     status: Mapping[str, Any]
-    rows: Sequence[Row]
+    written: int
+    rows: list[Row]
     summary: Mapping[str, Any]
     clients: Mapping[str, float]
 
@@ -101,7 +106,7 @@ def read_folder(folder: Path) -> dict[str, Any]:
     """
     runs = _runs_in(folder)
     results = [_result(name, _counted(seeds)) for name, seeds in runs.items()]
-    every = [run for seeds in runs.values() for run in seeds]
+    every = sorted(chain(*runs.values()), key=lambda run: run.written)
     evaluated_on = str(every[0].settings["evaluate-on"]) if every else ""
     rows = tuple(tested(results, "") if results else ())
     shared = dict(every[0].changed) if every else {}
@@ -158,10 +163,13 @@ def _runs_in(folder: Path) -> dict[str, list[Run]]:
 
 
 @lru_cache(maxsize=1024)
-def _read(place: Path, changed: tuple[tuple[int, int], ...]) -> Run:
-    """Read a run; it is read again when its files have ``changed``."""
+def _read(place: Path, files: tuple[tuple[int, int], ...]) -> Run:
+    """Read a run; it is read again when its ``files`` have another time or size."""
     rows, status = read_rows(place / METRICS), read_object(place / STATUS)
-    settings: Settings = {**defaults(), **status.get("settings", {})}
+    settings = {**defaults(), **status.get("settings", {})}
+    # Values of another type are an error here, where the run is left out.
+    settings["seed"] = int(settings["seed"])
+    status["left"] = round(status.get("left") or 0)
     summary, clients = dict[str, Any](), dict[str, float]()
     if rows:
         protocol = str(settings["result-protocol"])
@@ -171,30 +179,45 @@ def _read(place: Path, changed: tuple[tuple[int, int], ...]) -> Run:
         means = clients if metric == "accuracy" else None
         summary = summarize(rows, read_object(place / CLIENTS), final, means)
         summary["protocol"] = protocol_text(final, protocol)
-    updates, megabytes = 0, 0.0
-    for row in rows:
-        updates += row.get("clients", 0) + row.get("dropped", 0)
-        megabytes += (row.get("bytes-down", 0) + row.get("bytes-up", 0)) / 1e6
-        row |= {"updates": updates, "MB": megabytes}
-    lost = {
-        kind: Counter(name for row in rows for name in row.get(f"{kind}-clients", ()))
-        for kind in ("rejected", "unanswered")
-    }
-    for client in status.get("clients", ()):
-        client |= {kind: count[client["client"]] for kind, count in lost.items()}
-        seen = datetime.fromtimestamp(client.get("last-seen") or 0)
-        client["last-seen"] = "now" if client.get("node") else f"{seen:%Y-%m-%d %H:%M}"
+        if joined := read_object(place / NEWCOMERS):
+            summary |= summarize_newcomers(joined)
     hidden = facts("always") | {"algorithm", "seed"}
-    altered = {
+    changed = {
         # Of a path only the name, as of the folder
         name: Path(str(value)).name if name == "data-dir" else value
         for name, value in settings.items()
         if value != defaults().get(name) and name not in hidden
     }
+    _complete(status.get("clients", ()), rows)
+    written = max(time for time, _ in files)
+    return Run(settings, changed, status, written, _points(rows), summary, clients)
+
+
+def _complete(clients: Sequence[dict[str, Any]], rows: Sequence[Row]) -> None:
+    """Add to the status of clients how often their replies were lost."""
+    for kind in ("rejected", "unanswered"):
+        lost = Counter(name for row in rows for name in row.get(f"{kind}-clients", ()))
+        for client in clients:
+            client[kind] = lost[client["client"]]
+    for client in clients:
+        seen = datetime.fromtimestamp(client.get("last-seen") or 0)
+        client["last-seen"] = "now" if client.get("node") else f"{seen:%Y-%m-%d %H:%M}"
+
+
+def _points(rows: Sequence[Row]) -> list[Row]:
+    """Return at most `MOST_POINTS` rows, with ``updates`` and ``MB`` so far.
+
+    Evaluated rows come first, and the last row is kept.
+    """
+    updates, megabytes = 0, 0.0
+    for row in rows:
+        updates += row.get("clients", 0) + row.get("dropped", 0)
+        megabytes += (row.get("bytes-down", 0) + row.get("bytes-up", 0)) / 1e6
+        row |= {"updates": updates, "MB": megabytes}
     step, end = len(rows) // MOST_POINTS + 1, len(rows) - 1
     parts = [rows[i : min(i + step, end)] for i in range(0, end, step)]
-    thinned = [max(part, key=lambda row: "evaluated" in row) for part in parts]
-    return Run(settings, altered, status, thinned + rows[-1:], summary, clients)
+    kept = [max(part, key=lambda row: "evaluated" in row) for part in parts]
+    return [*kept, *rows[-1:]]
 
 
 def _counted(runs: Sequence[Run]) -> Sequence[Run]:
@@ -219,7 +242,7 @@ def _result(name: str, runs: Sequence[Run]) -> MethodResult:
 
 def _curves(runs: Sequence[Run]) -> dict[str, Any]:
     """Return the rounds, means and deviations over seeds of each metric."""
-    rows = [list(run.rows) for run in runs]
+    rows = [run.rows for run in runs]
     names = {n for row in rows[0] for n, value in row.items() if is_number(value)}
     found = {name: curve(rows, name) for name in sorted(names)}
     return {name: points for name, points in found.items() if points[0]}
@@ -233,7 +256,7 @@ def _text(settings: Settings) -> str:
 
 def _command(runs: Mapping[str, Sequence[Run]], shared: Settings) -> str:
     """Return the command that makes all runs; empty if one command cannot."""
-    every = [run for seeds in runs.values() for run in seeds]
+    every = list(chain(*runs.values()))
     other = any(run.changed != shared for run in every)
     if not every or other or any("/" in name for name in runs):
         return ""
@@ -252,33 +275,34 @@ def _entries(runs: Sequence[Run], shared: Settings) -> dict[str, str]:
     """Return entries of the table that are not results."""
     own = {n: v for n, v in runs[0].changed.items() if n not in shared}
     number = str(len(_counted(runs))) if len(runs) > 1 else ""
+    return {"settings": _text(own), "runs": number, "state": _state(runs)}
+
+
+def _state(runs: Sequence[Run]) -> str:
+    """Return the progress of the run that is going on; empty if all have finished."""
     running = [run for run in runs if run.state == "running"]
-    run, state = (running or list(runs))[-1], ""
-    if run.state not in ("", "finished"):
-        done, left = run.rows[-1]["round"] if run.rows else 0, run.status.get("left")
-        text = f", {timedelta(seconds=round(left))} left" if left else ""
-        state = f"{run.state}: round {done} of {run.status['rounds']}{text}"
-    return {"settings": _text(own), "runs": number, "state": state}
+    run = (running or list(runs))[-1]
+    if run.state in ("", "finished"):
+        return ""
+    done, left = run.rows[-1]["round"] if run.rows else 0, run.status["left"]
+    text = f", {timedelta(seconds=left)} left" if left else ""
+    return f"{run.state}: round {done} of {run.status.get('rounds')}{text}"
 
 
 def _clients(results: Sequence[MethodResult], runs: Sequence[Run]) -> list[list[str]]:
     """Return the table of clients; the first row has the headings."""
-    rows = dict[str, dict[str, str]]()
+    rows = defaultdict[str, dict[str, str]](dict)
     for result in results:
         for client, value in result.clients.items():
-            cell = {title(result.method): formatted(result.metric, value)}
-            rows[client] = rows.get(client, {}) | cell
+            rows[client][title(result.method)] = formatted(result.metric, value)
     for run in runs:
         shown = DATA | (OF_DEVICES if run.status.get("devices") else {})
-        for about in run.status.get("clients", ()):
-            state = {shown[n]: about.get(n) for n in shown}
-            cell = {n: str(v) for n, v in state.items() if v is not None}
-            rows[about["client"]] = rows.get(about["client"], {}) | cell
+        for client in run.status.get("clients", ()):
+            known = {shown[n]: v for n, v in client.items() if n in shown}
+            texts = {n: str(v) for n, v in known.items() if v is not None}
+            rows[client["client"]] |= texts
     names = (title(result.method) for result in results)
-    present = {
-        heading for row in rows.values() for heading, text in row.items() if text
-    }
     every = (*names, *DATA.values(), *OF_DEVICES.values())
-    headings = [heading for heading in every if heading in present]
+    headings = [n for n in every if any(row.get(n) for row in rows.values())]
     body = [[c, *(rows[c].get(n, "") for n in headings)] for c in sorted(rows)]
     return [["client", *headings], *body]

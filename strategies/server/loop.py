@@ -29,7 +29,6 @@ from flwr_frl.results.results import (
     best_round,
     describe,
     log_os_errors,
-    quality,
     strict_json,
 )
 from flwr_frl.strategies.base import Strategy
@@ -367,8 +366,7 @@ class Loop:
         """Write ``status.json`` of a running, finished or stopped run."""
         began, run, clients = time.monotonic(), self.strategy._run, []
         self._update_connected()
-        metrics, updates = run.evaluation.metrics, run.participation.updates
-        measure = quality({name for each in metrics.values() for name in each})
+        updates = run.participation.updates
         properties = {row.name: row.properties for row in run.clients.known.values()}
         last_seen = self._last_seen | dict.fromkeys(self._connected, time.time())
         problems = self._problems | {
@@ -386,14 +384,13 @@ class Loop:
                 NUM_EXAMPLES: about.get(NUM_EXAMPLES),
                 NUM_TEST_EXAMPLES: about.get(NUM_TEST_EXAMPLES),
                 "updates": None if updates is None else updates.get(name, 0),
-                "quality": metrics.get(name, {}).get(measure),
                 "reason": problems.get(name, ""),
             }
             clients.append(client)
         rounds = self.settings.num_server_rounds
         left = seconds_left(self.report.rows, rounds) if state == "running" else None
-        status = {"state": state, "rounds": rounds, "left": left, "measure": measure}
-        # Simulated clients have no connections.
+        status = {"state": state, "rounds": rounds, "left": left}
+        # Simulated clients have no connections, which the page would show.
         status |= {"devices": self.keep_clients is None, "settings": self.report.config}
         with log_os_errors(STATUS):
             data = strict_json({**status, "clients": clients}).encode()

@@ -13,9 +13,9 @@ ROWS = [
 
 CLIENTS = [
     {"client": "pi-1", "node": "9007199254740993", "last-seen": 1.7e9, "last-round": 2}
-    | {"num-examples": 1234, "num-test-examples": 5, "quality": 0.75, "reason": ""},
+    | {"num-examples": 1234, "num-test-examples": 5, "reason": ""},
     {"client": "pi-2", "node": None, "last-seen": 1.7e9, "last-round": 1}
-    | {"num-examples": 7, "num-test-examples": 5, "quality": None, "reason": "is bad"},
+    | {"num-examples": 7, "num-test-examples": 5, "reason": "is bad"},
 ]
 
 
@@ -24,6 +24,6 @@ def write(folder, name="fedrep", rows=ROWS, clients=CLIENTS, **status):
     directory.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (directory / "metrics.jsonl").write_text(lines)
-    content = {"state": "running", "rounds": 10, "left": 16.0, "measure": "accuracy"}
+    content = {"state": "running", "rounds": 10, "left": 16.0}
     content |= {"clients": clients, **status}
     (directory / "status.json").write_text(json.dumps(content))

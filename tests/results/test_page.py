@@ -142,7 +142,8 @@ def test_runs_are_found_in_all_folders_the_deepest_last(tmp_path):
 def test_names_are_data_and_never_markup(tmp_path):
     clients = [{**CLIENTS[0], "client": HOSTILE, "reason": HOSTILE, "node": HOSTILE}]
     rows = [{**row, HOSTILE: 1.0} for row in ROWS]
-    write(tmp_path / "<b>", "<b>run", rows, clients, measure=HOSTILE)
+    settings = dict.fromkeys(("algorithm", "task", HOSTILE), HOSTILE)
+    write(tmp_path / "<b>", "<b>run", rows, clients, settings=settings)
     text = document(tmp_path / "<b>")
     ours = document(tmp_path / "nothing")
     assert text.count("<") == ours.count("<")
@@ -176,6 +177,16 @@ def test_a_damaged_run_does_not_hide_others(tmp_path, text, accuracy):
     assert curves["b"]["accuracy"][1] == [0.25, 0.75]
     found = curves["a"].get("accuracy", [[], []])[1] if "a" in curves else "left out"
     assert found == accuracy
+
+
+@pytest.mark.parametrize(
+    "status",
+    [{"left": "soon"}, {"settings": {"seed": []}}, {"clients": [7]}, {"settings": 7}],
+)
+def test_a_run_with_a_wrong_status_is_left_out(tmp_path, status):
+    write(tmp_path, "a")
+    write(tmp_path, "b", **{"clients": [], **status})
+    assert [method["name"] for method in read_folder(tmp_path)["methods"]] == ["a"]
 
 
 @pytest.fixture

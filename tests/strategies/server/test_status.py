@@ -124,12 +124,13 @@ def test_the_status_of_each_client(watched):
     _, status = watched
     assert status["state"] == "finished"
     assert (status["rounds"], status["left"]) == (3, None)
-    assert status["measure"] == "accuracy"
+    assert status["devices"] is True
+    assert status["settings"]["num-server-rounds"] == 3
+    assert not {"tracker-uri", "resume"} & status["settings"].keys()
     by_name = {client.pop("client"): client for client in status["clients"]}
     assert list(by_name) == [f"00000{i}" for i in range(4)]
     assert [c["node"] for c in by_name.values()] == ["1", None, "3", "4"]
     assert [c["last-round"] for c in by_name.values()] == [3, 2, 2, 3]
-    assert [c["quality"] for c in by_name.values()] == [0, 0.1, 0.2, 0.3]
     assert [c["num-examples"] for c in by_name.values()] == [1, 2, 3, 4]
     reasons = ["", "", "round 3: no reply", ""]
     assert [c["reason"] for c in by_name.values()] == reasons
