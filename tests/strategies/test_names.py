@@ -149,7 +149,7 @@ def test_registered_names_outlast_an_absence_and_a_second_node_of_the_name() -> 
     def seen(registered: dict[int, str]) -> list[object]:
         grid = Named(dict.fromkeys(registered, b""), names, registered)
         clients._ask(list(registered), grid)
-        return [clients.config(n, 1, False).get("registered-name") for n in (1, 2, 3)]
+        return [clients.config(n, 1).get("registered-name") for n in (1, 2, 3)]
 
     assert seen({1: "pi-1", 2: "pi-2"}) == ["pi-1", "pi-2", None]
     # Node 1 is away while node 3 is queried, which later claims its name.
