@@ -61,4 +61,4 @@ from flwr_frl.strategies.srpfl import FLANPFT as FLANPFT
 from flwr_frl.strategies.srpfl import LGSRPFL as LGSRPFL
 from flwr_frl.strategies.srpfl import SRPFL as SRPFL
 from flwr_frl.strategies.srpfl import SRPFLFLUTE as SRPFLFLUTE
-from flwr_frl.strategies.table import ALGORITHMS as ALGORITHMS
+from flwr_frl.common.algorithms import ALGORITHMS as ALGORITHMS
