@@ -14,7 +14,6 @@ _OTHERS = (
     "server.round:Participation",
     "server.round:Reply",
     "server.round:Round",
-    "table:ALGORITHMS",
 )
 
 
@@ -26,7 +25,8 @@ def strategy_paths() -> list[str]:
 @cache
 def public_names() -> dict[str, str]:
     """Return the import path of each public name."""
-    paths = [*map(full, _OTHERS), *strategy_paths()]
+    table = "flwr_frl.common.algorithms:ALGORITHMS"
+    paths = [*map(full, _OTHERS), *strategy_paths(), table]
     return {path.rpartition(":")[2]: path for path in paths}
 
 

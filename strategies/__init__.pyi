@@ -1,3 +1,4 @@
+from flwr_frl.common.algorithms import ALGORITHMS as ALGORITHMS
 from flwr_frl.strategies.algorithms import build_strategy as build_strategy
 from flwr_frl.strategies.averaging import APFL as APFL
 from flwr_frl.strategies.averaging import Ditto as Ditto
@@ -61,4 +62,3 @@ from flwr_frl.strategies.srpfl import FLANPFT as FLANPFT
 from flwr_frl.strategies.srpfl import LGSRPFL as LGSRPFL
 from flwr_frl.strategies.srpfl import SRPFL as SRPFL
 from flwr_frl.strategies.srpfl import SRPFLFLUTE as SRPFLFLUTE
-from flwr_frl.common.algorithms import ALGORITHMS as ALGORITHMS
