@@ -4,12 +4,11 @@ Table and figures fit into a column.
 """
 
 import io
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flwr_frl.common.algorithms import title
 from flwr_frl.common.files import write_atomically
@@ -17,7 +16,7 @@ from flwr_frl.results.comparison import figure_of
 from flwr_frl.results.methods import Comparison
 from flwr_frl.results.results import METRICS, read_rows
 from flwr_frl.results.statistics import Ranking
-from flwr_frl.results.tables import chosen_cells, latex
+from flwr_frl.results.tables import cell, chosen_cells, heading, latex
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -76,8 +75,8 @@ def write_figures(output: Path, comparison: Comparison) -> None:
             # Many publishers do not accept the default fonts, which are of type 3.
             with matplotlib.rc_context({"pdf.fonttype": 42}):
                 figure.savefig(image, format=kind)
-            path = output / f"{name.replace(' ', '-')}.{kind}"
-            write_atomically(path, image.getvalue())
+            plain = re.sub(r"\W+", "-", name).strip("-")
+            write_atomically(output / f"{plain}.{kind}", image.getvalue())
 
 
 def table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
@@ -86,33 +85,33 @@ def table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
     The best result of a task is bold, and so are results that do not differ from it
     significantly. With a baseline, only the best result is.
     """
-    tasks, ranking = comparison.tasks, comparison.ranking
-    methods = list(dict.fromkeys(row.method for row in comparison.rows))
+    tasks, ranking = list(comparison.tasks), comparison.ranking
+    ranked = dict(zip(ranking.methods, ranking.ranks, strict=True)) if ranking else {}
+    # By mean rank, if there are ranks
+    methods = list(dict.fromkeys([*ranked, *(row.method for row in comparison.rows)]))
+    summaries = dict[str, Mapping[str, Any]]()
     if len(tasks) == 1:
         columns = columns or [comparison.rows[0].metric, *COLUMNS]
-        summaries = {row.method: row.summary for row in comparison.rows}
-        head, *rows = chosen_cells(summaries, columns, comparison.evaluated_on)
+        summaries |= {row.method: row.summary for row in comparison.rows}
     else:
-        ranks = (
-            dict(zip(ranking.methods, ranking.ranks, strict=True)) if ranking else {}
-        )
-        methods.sort(key=lambda name: ranks.get(name, math.inf))
-        results = {
-            (row.method, row.task): chosen_cells({"": row.summary}, [row.metric])[1][1]
-            for row in comparison.rows
-        }
-        head = ["algorithm", *tasks]
-        rows = [
-            [method, *(results.get((method, task), "") for task in tasks)]
-            for method in methods
-        ]
-        if ranks:
-            head.append("mean rank")
-            rows = [[*r, f"{ranks[r[0]]:.2f}" if r[0] in ranks else ""] for r in rows]
-    column = {task: j for j, task in enumerate(tasks, 1)}
+        columns = [*tasks, *(["mean rank"] if ranked else [])]
+        for method in methods:
+            in_tasks = {
+                row.task: row for row in comparison.rows if row.method == method
+            }
+            results = {
+                task: cell(row.summary, row.metric, 1) for task, row in in_tasks.items()
+            }
+            rank = f"{ranked[method]:.2f}" if method in ranked else ""
+            summaries[method] = {**results, "mean rank": rank}
+    head, *rows = chosen_cells(summaries, columns, comparison.evaluated_on, 1)
+    if len(tasks) > 1:
+        # The unit is beside the metric, not in the heading of every task.
+        head[0] = heading(comparison.rows[0].metric)
+        rows = [[name, *(text.replace("%", "") for text in row)] for name, *row in rows]
     bold = {
-        (methods.index(row.method) + 1, column[row.task])
-        for best, *others in tasks.values()
+        (methods.index(row.method) + 1, tasks.index(row.task) + 1)
+        for best, *others in comparison.tasks.values()
         for row in (best, *others)
         if row is best or (not comparison.baseline and row.differs is False)
     }

@@ -29,7 +29,6 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "balanced-accuracy": ("balanced accuracy", "{:.2%}", 1),
     "loss-point": ("cost", "{:.4g}", 1),
     "evaluated": ("clients", "{:.7g}", 1),
-    TESTED_MODEL: ("model", "", 1),
     LOST: ("lost replies", "{:.0%}", 1),
     "epsilon": ("ε", "{:.4g}", 1),
     "example-epsilon": ("ε of examples", "{:.4g}", 1),
@@ -49,8 +48,7 @@ DETAILS = (
 # Explains the headings, after the meaning of the main result.
 LEGEND = (
     "±: standard deviation over seeds; worst and best tenth: mean over that tenth of "
-    "the clients; by examples: mean over all examples; model: received from the "
-    "server, with personal parts, personal, or adapted to a client before the test"
+    "the clients; by examples: mean over all examples"
 )
 
 Summaries = Mapping[str, Mapping[str, Any]]
@@ -71,55 +69,78 @@ def cells(
         Entries that are left out.
     """
     every = dict.fromkeys(name for summary in summaries.values() for name in summary)
-    hidden = {"seeds", *without}
-    if len({summary.get("protocol") for summary in summaries.values()}) == 1:
-        hidden.add("protocol")
+    hidden = {"protocol", "seeds", TESTED_MODEL, *without}
     if "accuracy" in every:
         hidden |= {"loss", "loss-weighted"}
     if not any(summary.get(LOST) for summary in summaries.values()):
         hidden.add(LOST)
     beside = (OVER_SEEDS, OF_CLIENTS)
     shown = [n for n in every if n not in hidden and not n.endswith(beside)]
-    present = [n for n in shown if any(_cell(s, n) for s in summaries.values())]
+    present = [n for n in shown if any(cell(s, n) for s in summaries.values())]
     return chosen_cells(summaries, present, evaluated_on)
 
 
 def chosen_cells(
-    summaries: Summaries, columns: Sequence[str], evaluated_on: str = "test"
+    summaries: Summaries,
+    columns: Sequence[str],
+    evaluated_on: str = "test",
+    places: int = 2,
 ) -> list[list[str]]:
-    """Return the rows of a table with some entries of summaries, as `cells`."""
+    """Return the rows of a table with some entries of summaries, as `cells`.
+
+    Percentages have ``places`` decimal places.
+    """
     named = {"accuracy": "validation accuracy"} if evaluated_on == "validation" else {}
     named["loss"] = f"{evaluated_on} loss"
     rows = [["algorithm", *(named.get(n, _look(n)[0]) for n in columns)]]
     for algorithm, summary in summaries.items():
-        rows.append([algorithm, *(_cell(summary, name) for name in columns)])
+        rows.append([algorithm, *(cell(summary, name, places) for name in columns)])
     return rows
 
 
 def legend(summaries: Summaries, evaluated_on: str) -> str:
     """Explain the results and the headings of a table in one line."""
-    protocols = dict.fromkeys(str(s.get("protocol", "")) for s in summaries.values())
-    of = " or ".join(filter(None, protocols))
-    return f"Results: mean over the clients on {evaluated_on} examples, {of}; {LEGEND}."
+    protocol, model = (_stated(summaries, name) for name in ("protocol", TESTED_MODEL))
+    return (
+        f"Results: mean over the clients on {evaluated_on} examples; {protocol}; "
+        f"tested model: {model}; {LEGEND}."
+    )
+
+
+def _stated(summaries: Summaries, name: str) -> str:
+    """Return a text of summaries, with the algorithms if it is not that of all."""
+    of = dict[str, list[str]]()
+    for algorithm, summary in summaries.items():
+        of.setdefault(str(summary.get(name) or "not reported"), []).append(algorithm)
+    if len(of) == 1:
+        return next(iter(of))
+    return ", ".join(f"{text} ({', '.join(names)})" for text, names in of.items())
+
+
+def heading(name: str) -> str:
+    """Return the heading of an entry with its unit."""
+    title, form, _ = _look(name)
+    return f"{title} (%)" if "%" in form else title
 
 
 def _look(name: str) -> tuple[str, str, float]:
     return COLUMNS.get(name, (name, "{:.4g}", 1))
 
 
-def formatted(name: str, value: float) -> str:
+def formatted(name: str, value: float, places: int = 2) -> str:
     """Return the value of an entry as it is shown."""
     _, form, unit = _look(name)
-    return form.format(value / unit)
+    return form.replace(".2%", f".{places}%").format(value / unit)
 
 
-def _cell(summary: Mapping[str, Any], name: str) -> str:
+def cell(summary: Mapping[str, Any], name: str, places: int = 2) -> str:
+    """Return an entry of a summary with its deviation over seeds, as text."""
     value = summary.get(name)
     if not is_number(value):
         return value or ""
-    text = formatted(name, value)
+    text = formatted(name, value, places)
     if (deviation := summary.get(name + OVER_SEEDS)) is not None:
-        text += f" ± {formatted(name, deviation)}"
+        text += f" ± {formatted(name, deviation, places)}"
     if (clients := summary.get(name + OF_CLIENTS)) is not None:
         text += f" ({clients:.7g} clients)"
     return text
@@ -182,9 +203,10 @@ def latex(rows: Sequence[Sequence[str]], bold: Container[tuple[int, int]] = ()) 
     return "\n".join(
         [
             r"% needs \usepackage{booktabs}",
+            r"{\footnotesize\setlength{\tabcolsep}{3pt}",
             rf"\begin{{tabular}}{{{kinds}}}",
             *(r"\toprule", head, r"\midrule", *lines, r"\bottomrule"),
-            r"\end{tabular}",
+            r"\end{tabular}}",
             "",
         ]
     )

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from flwr_frl.results.comparison import write_tables
-from flwr_frl.results.tables import cells, html, latex, markdown, terminal
+from flwr_frl.results.tables import cells, html, latex, legend, markdown, terminal
 
 SUMMARIES = {
     "fedavg": {"accuracy": 0.5, "accuracy-weighted": 0.25, "bytes": 1_500_000},
@@ -57,10 +57,10 @@ def test_files_in_markdown_and_latex(tmp_path):
         "| own_50% | 75.00% ± 1.25% |  |  | 1.5 |\n"
     )
     lines = latex(ROWS, bold={(2, 1)}).splitlines()
-    assert lines[1] == r"\begin{tabular}{lrrrr}"
-    assert lines[3] == r"algorithm & accuracy (\%) & by examples (\%) & MB & r|2 \\"
+    assert lines[2] == r"\begin{tabular}{lrrrr}"
+    assert lines[4] == r"algorithm & accuracy (\%) & by examples (\%) & MB & r|2 \\"
     assert lines[-3] == r"own\_50\% & \textbf{75.00 $\pm$ 1.25} &  &  & 1.5 \\"
-    assert lines[-1] == r"\end{tabular}"
+    assert lines[-1] == r"\end{tabular}}"
     assert html([["a", "b"], ["<c>", "d"]]) == (
         "<table><tr><th>a</th><th>b</th></tr>"
         "<tr><td>&lt;c&gt;</td><td>d</td></tr></table>"
@@ -69,8 +69,13 @@ def test_files_in_markdown_and_latex(tmp_path):
     rows = cells(SUMMARIES, "validation")
     text = (tmp_path / "table.md").read_text()
     assert text.startswith(markdown(rows))
-    # The legend names the evaluated examples.
+    # The legend names the evaluated examples, and differing protocols and models.
     assert "on validation examples" in text
+    adapted = {"protocol": "last evaluated round", "tested-model": "adapted"}
+    received = {"protocol": "mean of last 3 rounds", "tested-model": "adapted"}
+    text = legend({"fedavg-ft": adapted, "fedavg": received, "moon": received}, "test")
+    assert "last evaluated round (fedavg-ft)" in text
+    assert "mean of last 3 rounds (fedavg, moon); tested model: adapted;" in text
 
 
 MANY = {f"metric-{i}": 0.1234 + i for i in range(12)}
