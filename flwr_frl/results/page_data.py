@@ -107,13 +107,14 @@ def read_folder(folder: Path) -> dict[str, Any]:
     runs = _runs_in(folder)
     results = [_result(name, _counted(seeds)) for name, seeds in runs.items()]
     every = sorted(chain(*runs.values()), key=lambda run: run.written)
-    evaluated_on = str(every[0].settings["evaluate-on"]) if every else ""
+    evaluated_on = " or ".join(sorted({str(r.settings["evaluate-on"]) for r in every}))
     rows = tuple(tested(results, "") if results else ())
     shared = dict(every[0].changed) if every else {}
     for run in every:
         shared = {n: v for n, v in shared.items() if run.changed.get(n) == v}
+    varied = sorted({name for run in every for name in run.changed} - shared.keys())
     entries = {
-        title(r.method): _entries(runs[r.method], shared) | r.entries for r in rows
+        title(r.method): _entries(runs[r.method], varied) | r.entries for r in rows
     }
     look = looks(runs)
     return {
@@ -271,9 +272,10 @@ def _command(runs: Mapping[str, Sequence[Run]], shared: Settings) -> str:
     return shlex.join([*words, *(["--run-config", _text(config)] if config else [])])
 
 
-def _entries(runs: Sequence[Run], shared: Settings) -> dict[str, str]:
+def _entries(runs: Sequence[Run], varied: Sequence[str]) -> dict[str, str]:
     """Return entries of the table that are not results."""
-    own = {n: v for n, v in runs[0].changed.items() if n not in shared}
+    known = {**defaults(), **runs[0].changed}
+    own = {name: known[name] for name in varied if name in known}
     number = str(len(_counted(runs))) if len(runs) > 1 else ""
     return {"settings": _text(own), "runs": number, "state": _state(runs)}
 

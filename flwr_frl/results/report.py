@@ -111,9 +111,11 @@ class Report:
         present = {row["round"] for row in self.rows}
         if lost := [str(n) for n in range(1, after + 1) if n not in present]:
             log(WARNING, "%s lacks these rounds: %s", former, several(lost))
+        place = "{task.fields[place]}: " if PLACE.get().total > 1 else ""
+        # One text, of which a narrow terminal cuts the end.
+        text = "{task.description} {task.completed}/{task.total} {task.fields[state]}"
         self.progress = Progress(
-            *("{task.description}", BarColumn(20), "{task.completed}/{task.total}"),
-            *(TimeRemainingColumn(), "{task.fields[state]}", "{task.fields[place]}"),
+            *(place + text, BarColumn(10), TimeRemainingColumn()),
             console=console_of_bars(),
             # The bars of parallel runs would overwrite each other.
             disable=multiprocessing.parent_process() is not None,
