@@ -44,6 +44,9 @@ SETTINGS = {
     "num-clients": 10,
     "num-server-rounds": 3,
     "fraction-train": 0.5,
+    # Some tasks and algorithms have other defaults.
+    "learning-rate": 0.01,
+    "saddle-step": 0.001,
     # The reference. Clients trained together agree with it only up to rounding.
     "cohort": "off",
     "evaluate-every": 1,

@@ -16,7 +16,7 @@ from flwr_frl.clients.device.traits import TaskOf
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.tasks.linear import LinearTask, Matrix
+from flwr_frl.task.tasks.linear import Matrix, RegressionTask
 from flwr_frl.task.training.sgd import SGD
 
 
@@ -39,7 +39,7 @@ class FedRepClient(Client, supports_example_dp=True):
         return self.train("representation", self.settings.representation_epochs)
 
 
-class FedRepLinearClient(Client, requires=(TaskOf(LinearTask),)):
+class FedRepLinearClient(Client, requires=(TaskOf(RegressionTask),)):
     """Algorithm 2: linear representation B (d × k), head w, squared loss.
 
     f_i(w, B) = 1/(2m) Σ_j (y_j − wᵀ Bᵀ x_j)².
@@ -57,7 +57,7 @@ class FedRepLinearClient(Client, requires=(TaskOf(LinearTask),)):
 
     shared: Any = "representation"
     personal: Any = "head"
-    task: LinearTask
+    task: RegressionTask
     _settings_type = Checked
     learning_rate: float = setting(SGD.learning_rate, gt=0)
     fresh_samples: bool = setting(True)
@@ -118,7 +118,7 @@ class FedRepLinearClient(Client, requires=(TaskOf(LinearTask),)):
         self.w = solve_head(self.b, x[:few], y[:few])
 
     def _test(self, model: SplitModel) -> EvaluateResult:
-        """Compare B w with the true model, as `LinearTask.compare`."""
+        """Compare B w with the true model, as `RegressionTask.compare`."""
         return self.task.compare(self._index, self.b, self.w)
 
 

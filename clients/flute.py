@@ -144,5 +144,5 @@ class FLUTELinearClient(FedRepLinearClient):
         return gradients, len(y), {"train-loss": loss, IS_CHANGE: 1}
 
     def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
-        """Compare B w_i with the truth, as `LinearTask.compare`."""
+        """Compare B w_i with the truth, as `RegressionTask.compare`."""
         return self.task.compare(self._index, parameters[0].T, parameters[1][0])

@@ -34,6 +34,7 @@ from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import copy_sharing_frozen
 from flwr_frl.task.resident import test_examples
+from flwr_frl.task.tasks.linear import RegressionTask
 from flwr_frl.task.tasks.text import PositionwiseLinear
 from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.training.local_training import evaluation_size, train
@@ -285,7 +286,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
 
 
 class RepresentationTransferClient(
-    FeatureTransferClient, requires=(TaskOf(TransferTask),)
+    FeatureTransferClient, requires=(TaskOf(RegressionTask),)
 ):
     """Linear regression: sources fit y ≈ X B w and send B; targets learn in two phases.
 
@@ -307,7 +308,7 @@ class RepresentationTransferClient(
         Maximum number of gradient steps in phase 2; 0 uses the closed form.
     """
 
-    task: TransferTask
+    task: RegressionTask
     personal: Any = ()
     _settings_type = RoleSettings
     descent_steps: int = setting(0, ge=0)

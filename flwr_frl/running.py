@@ -247,9 +247,8 @@ def _makers(algorithms: Sequence[str], settings: Settings) -> list[Maker]:
     return [*OF_ALL, *(maker for makers in each for maker in makers)]
 
 
-def _task_defaults(algorithms: Sequence[str], given: Settings) -> dict[str, Setting]:
+def _task_defaults(algorithms: Sequence[str], settings: Settings) -> dict[str, Setting]:
     """Return the defaults of the task, without those that an algorithm refuses."""
-    settings = {**defaults(), **given}
     named = task_defaults(settings)
     kinds = [client_class({**settings, "algorithm": name}) for name in algorithms]
     if any(kind._traits.assumes_sgd for kind in kinds):
@@ -298,11 +297,12 @@ def check(
     # to answer would also fail later, so a few empty rounds end the run.
     given = {"max-empty-rounds": 3, "round-timeout": YEAR, **given}
     given = {**given, "output": output_of(given)}
-    of_task = _task_defaults(algorithms, given)
-    for algorithm in algorithms:
-        named = {**defaults(), **given, "algorithm": algorithm}
-        given = {**simulation_defaults(named), **given}
-    given = {**of_task, **given}
+    named = {**defaults(), **given}
+    own = {
+        **_task_defaults(algorithms, named),
+        **simulation_defaults(named, algorithms),
+    }
+    given = {**own, **given}
     every = [*algorithms, *others]
     settings = resolve(given, lambda named: _makers(every, named))
     build(RunSettings, settings).check_validation(settings)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Any, cast
 
 from flwr_frl.common.algorithms import ALGORITHMS as ALGORITHMS
-from flwr_frl.common.algorithms import CASES, SIMULATION_DEFAULTS
+from flwr_frl.common.algorithms import CASES, OF_ALL, SIMULATION_DEFAULTS
 from flwr_frl.common.settings import (
     Setting,
     Settings,
@@ -86,16 +86,33 @@ def client_path(settings: Settings) -> str:
     return path
 
 
-def simulation_defaults(settings: Settings) -> dict[str, Setting]:
+def simulation_defaults(
+    settings: Settings, algorithms: Iterable[str] = ()
+) -> dict[str, Setting]:
     """Return the defaults of settings in simulation.
 
+    Parameters
+    ----------
+    settings : mapping
+        As for `strategy_class`.
+    algorithms : iterable of str, default ()
+        All algorithms of a command, by default that of the settings. A default of a
+        setting that they all read, such as the number of rounds, must be common.
+
+    Notes
+    -----
     A strategy that wraps another one depends on which replies come first, and in
     simulation a speed model determines it.
     """
-    *wrapping, kind = settings_owners(settings)
-    speeds = {"speed-model": "fixed"} if wrapping else {}
-    path = f"{kind.__module__}:{kind.__qualname__}"
-    return {**speeds, **SIMULATION_DEFAULTS.get(path, {})}
+    each = list[dict[str, Setting]]()
+    for algorithm in algorithms or [str(settings["algorithm"])]:
+        *wrapping, kind = settings_owners({**settings, "algorithm": algorithm})
+        speeds: dict[str, Setting] = {"speed-model": "fixed"} if wrapping else {}
+        path = f"{kind.__module__}:{kind.__qualname__}"
+        each.append({**speeds, **SIMULATION_DEFAULTS.get(path, {})})
+    joint = {n: v for values in reversed(each) for n, v in values.items()}
+    differ = {n for n in OF_ALL for values in each if values.get(n) != joint.get(n)}
+    return {n: value for n, value in joint.items() if n not in differ}
 
 
 def check_names(algorithms: Iterable[str]) -> None:

@@ -8,8 +8,8 @@ GENERATED = ("digits", "linear", "transfer", "qcqp", "multi-task-logistic")
 DOWNLOADED = ("mnist", "emnist", "cifar10", "cifar100")
 # Tasks that read their data from data-dir.
 IN_FOLDERS = (
-    *("table", "image-folder", "femnist", "arrays", "pfllib", "text-folder"),
-    *("hf", "hf-text"),
+    *("table", "linear-table", "image-folder", "femnist", "arrays", "pfllib"),
+    *("text-folder", "hf", "hf-text"),
 )
 TASKS = (*GENERATED, *DOWNLOADED, *IN_FOLDERS)
 MODELS = {

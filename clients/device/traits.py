@@ -81,7 +81,10 @@ class TaskOf:
     def __call__(self, task: Task) -> None:
         """Raise `SettingsError` if the task is of another class."""
         if not isinstance(task, self.kind):
-            names = [n for n, m in TASKS.items() if made_by(m) is self.kind]
+            kinds = ((n, made_by(m)) for n, m in TASKS.items())
+            names = [
+                n for n, m in kinds if isinstance(m, type) and issubclass(m, self.kind)
+            ]
             example = f", as of {' or '.join(names)}" if names else ""
             raise SettingsError(f"it needs a {self.kind.__name__}{example}")
         if task.held_out:

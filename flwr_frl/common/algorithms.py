@@ -65,12 +65,17 @@ _TABLE = {
 # Strategies that replace others with certain tasks, by the other one and the task.
 _CASES = {
     ("fedrep:FedRep", "linear"): "fedrep:FedRepLinear",
+    ("fedrep:FedRep", "linear-table"): "fedrep:FedRepLinear",
     ("flute:FLUTE", "linear"): "flute:FLUTELinear",
+    ("flute:FLUTE", "linear-table"): "flute:FLUTELinear",
     ("multi_task:MultiTask", "qcqp"): "multi_task:SyntheticMultiTask",
     ("multi_task:MultiTask", "multi-task-logistic"): "multi_task:SyntheticMultiTask",
-    ("representation_transfer:RepresentationTransfer", "transfer"): (
-        "representation_transfer:RepresentationTransferLinear"
-    ),
+    **{
+        ("representation_transfer:RepresentationTransfer", task): (
+            "representation_transfer:RepresentationTransferLinear"
+        )
+        for task in ("transfer", "linear-table")
+    },
 }
 # Algorithms whose models need LoRA adapters.
 _OF_ADAPTERS = ("averaging:FedSALoRA", "averaging:FFALoRA", "averaging:FedDPA")
@@ -96,4 +101,12 @@ ALGORITHMS = {n: (full(path), about) for n, (path, about) in _TABLE.items()}
 # Import paths, by import path and task.
 CASES = {(full(path), task): full(case) for (path, task), case in _CASES.items()}
 # Defaults of settings in simulation, by import path.
-SIMULATION_DEFAULTS = {full(path): {"adapters": "lora"} for path in _OF_ADAPTERS}
+SIMULATION_DEFAULTS: dict[str, dict[str, bool | int | float | str]] = {
+    **{full(path): {"adapters": "lora"} for path in _OF_ADAPTERS},
+    # A round has one step.
+    full("relaying:DPSGD"): {"learning-rate": 0.1, "num-server-rounds": 100},
+    full("multi_task:MultiTask"): {"saddle-step": 0.03, "num-server-rounds": 100},
+}
+# Settings that all algorithms read. A default of these holds only in a command whose
+# algorithms have it in common.
+OF_ALL = {"learning-rate", "num-server-rounds", "fraction-train"}

@@ -23,7 +23,7 @@ from flwr_frl.task.devices import seeded
 from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
 from flwr_frl.task.models.adapters import AdapterSettings, with_adapters
 from flwr_frl.task.tasks.image import ImageTask
-from flwr_frl.task.tasks.linear import LinearTask
+from flwr_frl.task.tasks.linear import FromLinearTable, LinearTask
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup
 from flwr_frl.task.tasks.table import FromTable
 from flwr_frl.task.tasks.text import TextTask, TransformerText
@@ -40,6 +40,7 @@ TASKS: dict[str, Callable[..., Task]] = {
     "text-folder": TextTask,
     "hf-text": partial(TransformerText, ""),
     "linear": LinearTask,
+    "linear-table": FromLinearTable(guess=True),
     "transfer": TransferTask,
     "qcqp": partial(MultiTaskSetup, "qcqp"),
     "multi-task-logistic": partial(MultiTaskSetup, "logistic"),
@@ -118,10 +119,10 @@ def task_defaults(settings: Settings) -> dict[str, Setting]:
     Raises `SettingsError` if the data cannot be read.
     """
     maker = task_maker(str(settings["task"]))
-    declares = getattr(made_by(maker), "defaults", None)
-    if declares is None:
-        return {}
-    return dict(declares(build(maker._settings_type, settings)))  # type: ignore[attr-defined]
+    own: Any = getattr(made_by(maker), "defaults", {})
+    return dict(
+        own(build(own.__self__._settings_type, settings)) if callable(own) else own
+    )
 
 
 def reads_data_dir(task: Task, name: str) -> bool:

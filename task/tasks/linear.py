@@ -1,13 +1,14 @@
-"""Synthetic linear regression; client i has the true model φ_i.
+"""Linear regression: on data of one's own, or synthetic with true models φ_i.
 
-FedRep, section 5.1 (``low-rank``, with φ_i = B* w*_i); FLUTE, section 7.1
-(``gaussian``) and appendix C.1 (``decaying``).
+Synthetic data: FedRep, section 5.1 (``low-rank``, with φ_i = B* w*_i); FLUTE, section
+7.1 (``gaussian``) and appendix C.1 (``decaying``).
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from flwr_frl.task.base import BaseTask
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
+from flwr_frl.task.tasks.table import FromTable, TableSettings, TableTask
 from flwr_frl.task.types import Loss
 
 Matrix = npt.NDArray[np.float64]
@@ -50,7 +52,7 @@ def principal_angle_distance(b1: Matrix, b2: Matrix) -> float:
 
 
 class RegressionTask(BaseTask):
-    """Linear regression y ≈ wᵀ Bᵀ x on random examples, trained by SGD.
+    """Linear regression y ≈ wᵀ Bᵀ x, for the linear algorithms and for SGD.
 
     Subclasses define ``dimension``, ``rank`` and ``seed``, and implement `draw`.
     """
@@ -58,9 +60,11 @@ class RegressionTask(BaseTask):
     dimension: int
     rank: int
     seed: int
-    # Number of the draw that is the test set, and its size.
-    test_draw: ClassVar[int]
-    test_samples: ClassVar[int]
+    # Number of the draw that is the test set, and its size if it is drawn.
+    test_draw: int = 2**31
+    test_samples: int | None = None
+    # Number of outputs of a source of representation transfer.
+    source_outputs: int = 1
 
     @abstractmethod
     def draw(
@@ -98,6 +102,51 @@ class RegressionTask(BaseTask):
                 nn.Linear(self.dimension, self.rank, bias=False),
                 nn.Linear(self.rank, 1, bias=False),
             )
+
+    def errors(self, client: int, *models: Matrix) -> list[float]:
+        """Return the test errors of models, relative to the variance of the targets.
+
+        Parameters
+        ----------
+        client : int
+            The client.
+        *models : ndarray, shape (dimension,)
+            Learned models.
+
+        Returns
+        -------
+        list of float
+            The variance of the client's test targets, or 1 if it is 0; then the mean
+            squared error of each model, divided by it: 1 - R².
+        """
+        x, y = self.draw(client, self.test_draw, self.test_samples)
+        spread = float(y.var()) or 1.0
+        return [spread, *(float(np.mean((y - x @ m) ** 2)) / spread for m in models)]
+
+    def compare(
+        self, client: int, b: Matrix, w: Matrix
+    ) -> tuple[float, int, dict[str, bool | bytes | float | int | str]]:
+        """Test a learned model B w on a client's test examples.
+
+        Parameters
+        ----------
+        client : int
+            The client.
+        b : ndarray, shape (d, k)
+            The representation.
+        w : ndarray, shape (k,)
+            The client's head.
+
+        Returns
+        -------
+        loss, num_examples, metrics
+            The mean squared error, the number of test examples, and ``r2``.
+        """
+        _, y = self.draw(client, self.test_draw, self.test_samples)
+        if not len(y):
+            return 0.0, 0, {}
+        spread, error = self.errors(client, b @ w)
+        return error * spread, len(y), {"r2": 1 - error}
 
     def train_examples(self, client: int) -> ExampleSet:
         """Return the examples of a client's draw 0."""
@@ -154,9 +203,13 @@ class LinearTask(Checked, RegressionTask):
     num_clients: int = 20
     seed: int = setting(0, ge=0)
 
-    # Training draws have the number 0 or that of a round, never this one.
-    test_draw = 2**31
+    # Training draws have the number 0 or that of a round, never `test_draw`.
     test_samples = 200
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "learning-rate": 0.03,
+        "num-server-rounds": 200,
+        "fraction-train": 1.0,
+    }
 
     def __post_init__(self) -> None:
         """Validate the settings, and limit the size of the arrays."""
@@ -221,14 +274,7 @@ class LinearTask(Checked, RegressionTask):
     ) -> tuple[float, int, dict[str, bool | bytes | float | int | str]]:
         """Compare a learned model B w with a client's true one.
 
-        Parameters
-        ----------
-        client : int
-            The client.
-        b : ndarray, shape (d, k)
-            The representation.
-        w : ndarray, shape (k,)
-            The client's head.
+        A subclass with another `draw` has no true models; see `RegressionTask.compare`.
 
         Returns
         -------
@@ -240,6 +286,8 @@ class LinearTask(Checked, RegressionTask):
             ``distance``, the principal angle distance from B to B*; ``error``,
             ‖B w − φ_i‖; ``error-best``, that of the best rank-k approximation.
         """
+        if type(self).draw is not LinearTask.draw:
+            return super().compare(client, b, w)
         error = float(np.linalg.norm(b @ w - self.models[:, client]))
         return (
             error**2 / 2,
@@ -250,3 +298,100 @@ class LinearTask(Checked, RegressionTask):
                 "error-best": float(self.best_errors[client]),
             },
         )
+
+
+class LinearData(RegressionTask):
+    """Linear regression on the data of each client.
+
+    Parameters
+    ----------
+    train, test : sequence of tuple
+        Arrays x (n, dimension) and y (n,) of each client.
+    rank : int, default 2
+        Width k of the representation.
+    seed : int, default 0
+        Seed of the initial model.
+
+    Raises
+    ------
+    SettingsError
+        If a value is missing, the widths differ, or the targets are constant.
+    """
+
+    def __init__(
+        self,
+        train: Sequence[tuple[Matrix, Matrix]],
+        test: Sequence[tuple[Matrix, Matrix]],
+        rank: int = 2,
+        seed: int = 0,
+    ) -> None:
+        self.rank, self.seed, self.dimension = rank, seed, train[0][0].shape[1]
+        self._sets = [
+            [(np.asarray(x, np.float64), np.asarray(y, np.float64)) for x, y in part]
+            for part in (train, test)
+        ]
+        widths = {x.shape[1] for part in self._sets for x, _ in part}
+        allowed = "one number for all clients"
+        require(len(widths) == 1, "the number of inputs", widths, allowed, "inputs")
+        finite = all(
+            np.isfinite(a).all() for part in self._sets for xy in part for a in xy
+        )
+        require(finite, "x or y", "nan", "finite numbers", "missing")
+        targets = np.concatenate([y for _, y in self._sets[0]])
+        varies = np.ptp(targets) > 0
+        require(varies, "y", targets[0], "targets that are not constant", "targets")
+        allowed = f"from 1 to {self.dimension}, the number of inputs"
+        require(1 <= rank <= self.dimension, "rank", rank, allowed)
+
+    def draw(
+        self, client: int, draw: int = 0, samples: int | None = None
+    ) -> tuple[Matrix, Matrix]:
+        """Return a client's test data for ``test_draw``, else its training data."""
+        return self._sets[draw == self.test_draw][client]
+
+
+@dataclass(frozen=True)
+class LinearTableSettings(TableSettings):
+    """Columns and standardisation of a table, and width of the representation.
+
+    Parameters
+    ----------
+    rank : int, default 2
+        Width k of the representation.
+    """
+
+    rank: int = setting(2, ge=1)
+
+
+class FromLinearTable(FromTable):
+    """Make a `LinearData` task from a table, with a column of ones as last input."""
+
+    _settings_type: ClassVar[type] = LinearTableSettings
+
+    def __call__(self, settings: Any, num_clients: int) -> Any:
+        """Return the task; with 0 clients, client 0 has the whole table."""
+        table = super().__call__(settings, num_clients)
+        is_number = isinstance(table, TableTask) and not table.classes
+        is_number = is_number and len(table.shape) == 1
+        allowed = 'number for linear regression: set label-type="number", and no window'
+        require(is_number, "label-type", settings.label_type, allowed)
+        sets = [
+            [part(i) for i in range(max(1, num_clients))]
+            for part in (table.train_examples, table.test_examples)
+        ]
+        arrays = [[_with_ones(examples) for examples in part] for part in sets]
+        task = LinearData(arrays[0], arrays[1], settings.rank, settings.seed)
+        task.client_names, task.notes = table.client_names, table.notes
+        return task
+
+    def defaults(self, settings: Any) -> dict[str, Any]:
+        """Add the number of inputs, and settings with which the algorithms learn."""
+        dataset = self._dataset(settings, False)
+        values = {**LinearTask.defaults, **super().defaults(settings)}
+        values.pop("max-gradient-norm", None)
+        return {**values, "dimension": dataset.train.images.shape[1] + 1}
+
+
+def _with_ones(examples: ExampleSet) -> tuple[Matrix, Matrix]:
+    x, y = examples.inputs.double().numpy(), examples.targets.double().numpy()
+    return np.column_stack([x, np.ones(len(x))]), y[:, 0]

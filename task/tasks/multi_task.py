@@ -7,9 +7,9 @@ the node, or on the two ends of an edge, so a device can build its own part of a
 problem.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -228,6 +228,10 @@ class MultiTaskSetup(Checked, BaseTask):
     # A placeholder; the costs are defined by the problem.
     loss = staticmethod(nn.functional.mse_loss)
     untrainable: ClassVar[str] = "the algorithm for it is multi-task"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "num-server-rounds": 500,
+        "saddle-step": 0.003,
+    }
 
     def initial_model(self) -> SplitModel:
         """Return a placeholder model: zeros as ``head.weight``, shape (1, d)."""

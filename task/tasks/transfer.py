@@ -142,18 +142,7 @@ class TransferTask(Checked, RegressionTask):
     def errors(self, client: int, *models: Matrix) -> list[float]:
         """Return the test errors of models relative to that of θ* (Table 5.1).
 
-        Parameters
-        ----------
-        client : int
-            The client.
-        *models : ndarray, shape (dimension,)
-            Learned models.
-
-        Returns
-        -------
-        list of float
-            The mean squared error of θ* on 500 test samples, then the error of each
-            model divided by it.
+        The first is the mean squared error of θ* on 500 test samples.
         """
         x, y = self.draw(client, 1, self.test_samples)
         mse = [float(np.mean((y - x @ m) ** 2)) for m in (self.model(client), *models)]

@@ -108,8 +108,8 @@ def test_invalid_traits_raise_a_one_line_error():
     [
         (FedAvgClient, MultiTaskSetup("qcqp"), "nothing to train on"),
         (FLUTEClient, WITHOUT_CLASSES, "classes, to which its heads belong"),
-        (FedRepLinearClient, WITHOUT_CLASSES, "needs a LinearTask"),
-        (RepresentationTransferClient, LinearTask(), "needs a TransferTask"),
+        (FedRepLinearClient, WITHOUT_CLASSES, "needs a RegressionTask"),
+        (RepresentationTransferClient, WITHOUT_CLASSES, "needs a RegressionTask"),
         (SyntheticMultiTaskClient, LinearTask(), "needs a MultiTaskSetup"),
     ],
 )

@@ -3,12 +3,13 @@
 import numpy as np
 import pytest
 import torch
+from command_line import rows_of, run
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import code_of
 
 from flwr_frl.common.settings import build, resolve
-from flwr_frl.task.tasks.linear import LinearTask, principal_angle_distance
+from flwr_frl.task.tasks.linear import LinearData, LinearTask, principal_angle_distance
 
 
 def column(*entries: float) -> np.ndarray:
@@ -130,3 +131,71 @@ def test_from_settings():
 )
 def test_values_out_of_range_are_an_error(values, code):
     assert code_of(LinearTask, **values) == code
+
+
+# Data of one's own
+
+
+def own_data(**changes) -> LinearData:
+    rng = np.random.default_rng(1)
+    b, heads = rng.standard_normal((4, 1)), rng.standard_normal((3, 1))
+
+    def drawn(n):
+        x = [rng.standard_normal((n, 4)) for _ in heads]
+        return [(xi, xi @ (b @ w)) for xi, w in zip(x, heads, strict=True)]
+
+    return LinearData(**{"train": drawn(20), "test": drawn(5), "rank": 1, **changes})
+
+
+def test_linear_data_is_tested_on_its_test_examples():
+    task = own_data()
+    x, y = task.draw(1, task.test_draw)
+    assert len(y) == 5 == len(task.test_examples(1))
+    assert len(task.draw(1, 7)[1]) == 20 == len(task.train_examples(1))
+    b, w = np.ones((4, 1)), np.array([0.5])
+    loss, examples, metrics = task.compare(1, b, w)
+    error = y - x @ np.full(4, 0.5)
+    assert loss == pytest.approx(np.mean(error**2))
+    assert metrics == {"r2": pytest.approx(1 - error @ error / (5 * y.var()))}
+    assert examples == 5
+
+
+def test_a_subclass_with_another_draw_is_not_compared_with_the_synthetic_truth():
+    class Own(LinearTask):
+        def draw(self, client, draw=0, samples=None):
+            return np.eye(3), np.array([1.0, 2.0, 3.0])
+
+    task = Own(dimension=3, rank=1)
+    loss, _, metrics = task.compare(0, np.array([[1.0], [2.0], [3.0]]), np.ones(1))
+    assert (loss, metrics) == (0, {"r2": 1})
+
+
+@pytest.mark.parametrize(
+    ("train", "code"),
+    [
+        ([(np.eye(4), np.arange(4)), (np.eye(3), np.arange(3))], "inputs"),
+        ([(np.eye(4), np.array([1, 2, np.nan, 3]))], "missing"),
+        ([(np.eye(4), np.ones(4))], "targets"),
+    ],
+)
+def test_invalid_linear_data_is_a_one_line_error(train, code):
+    assert code_of(own_data, train=train) == code
+    assert code_of(own_data, rank=5) == "rank"
+
+
+@pytest.mark.parametrize("algorithm", ["fedrep", "flute", "representation-transfer"])
+def test_linear_algorithms_learn_from_a_table(tmp_path, algorithm):
+    rng = np.random.default_rng(2)
+    weights = rng.standard_normal((5, 1)) @ rng.uniform(1, 2, (1, 6))
+    lines = ["site,a,b,c,d,e,label"]
+    for i in range(180):
+        x = rng.standard_normal(5)
+        y = 3 + x @ weights[:, i % 6]
+        lines.append(",".join([f"s{i % 6}", *map(str, x), str(y)]))
+    (tmp_path / "rows.csv").write_text("\n".join(lines))
+    flags = ("--task", "linear-table", "--data-dir", str(tmp_path / "rows.csv"))
+    named = {"client_column": "site", "cache_dir": str(tmp_path), "num_sources": 3}
+    assert run(tmp_path / "out", algorithm, *flags, **named) == 0
+    row = rows_of(tmp_path / "out", algorithm)[-1]
+    error = row["error"] if algorithm == "representation-transfer" else 1 - row["r2"]
+    assert error < 0.05
