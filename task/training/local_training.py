@@ -269,13 +269,13 @@ class TrainCall:
         pool = pooled(tuple(examples)) if own else PooledExamples(examples)
         # cross_entropy is not a mean over the examples if it ignores some targets.
         pads = self.can_be_padded and not pool.has_ignored
-        epochs = StackedBatches(pool, sgd.batch_size, streams, pads)
+        batches = StackedBatches(pool, self.epochs, sgd.batch_size, streams, pads)
         count, device = len(examples), examples[0].place
         means = torch.zeros(count, device=device)
         errors: dict[int, TrainingDivergedError] = {}
         for epoch in range(self.epochs):
             total, lengths = torch.zeros(2, count, device=device)
-            for batch in epochs.epoch():
+            for batch in batches.epoch(epoch):
                 counts = batch.counts
                 place = slice(None) if batch.members is None else batch.members
                 total[place] += training.step(batch) * counts

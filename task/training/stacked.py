@@ -118,12 +118,14 @@ class PooledExamples:
             ]
             inputs = torch.cat(chosen)
         else:
-            inputs = self._inputs[places.to(self._inputs.device)]
+            # Takes a quarter of the time of indexing.
+            inputs = self._inputs.index_select(0, places.to(self._inputs.device))
         inputs = inputs.to(first.place)
         if crops:
             inputs = cropped(inputs, *(each.flatten(0, 1) for each in crops))
         x = first.normalised(inputs)
-        y = self._targets[places.to(self._targets.device)].to(first.place)
+        targets = self._targets.index_select(0, places.to(self._targets.device))
+        y = targets.to(first.place)
         return torch.unflatten(x, 0, rows.shape), torch.unflatten(y, 0, rows.shape)
 
 
@@ -140,6 +142,8 @@ class StackedBatches:
     ----------
     pool : PooledExamples
         The examples of each client.
+    epochs : int
+        Number of epochs.
     batch_size : int
         Examples per batch.
     streams : sequence of RngContext
@@ -153,43 +157,50 @@ class StackedBatches:
     def __init__(
         self,
         pool: PooledExamples,
+        epochs: int,
         batch_size: int,
         streams: Sequence[RngContext],
         pads: bool,
     ) -> None:
-        self.pool, self.batch_size = pool, batch_size
-        self.streams, self.pads = streams, pads
+        self.pool, self.batch_size, self.pads = pool, batch_size, pads
+        # All at once, as restoring a client's generators takes as long as a draw.
+        self.drawn = []
+        for examples, stream in zip(pool.sets, streams, strict=True):
+            with stream:
+                self.drawn.append([examples.drawn(batch_size) for _ in range(epochs)])
         # The example that is left out is drawn, too.
         self.counts = [
             n - (each.drop_single and n % batch_size == 1)
             for n, each in zip(pool.sizes, pool.sets, strict=True)
         ]
+        self.longest = max(self.counts)
+        # First example, size and clients of each batch of an epoch.
+        self.steps = [
+            (start, size, members)
+            for start in range(0, self.longest, batch_size)
+            for size, members in self._groups(start)
+        ]
 
-    def epoch(self) -> Iterator[StackedBatch]:
+    def epoch(self, number: int) -> Iterator[StackedBatch]:
         """Yield all examples once, each client's in its own order."""
-        drawn = []
-        for examples, stream in zip(self.pool.sets, self.streams, strict=True):
-            with stream:
-                drawn.append(examples.drawn(self.batch_size))
+        drawn = [of_client[number] for of_client in self.drawn]
         padded = partial(nn.utils.rnn.pad_sequence, batch_first=True)
-        longest = max(self.counts)
         order, *crops = map(padded, zip(*drawn, strict=True))
-        order = nn.functional.pad(order, (0, -longest % self.batch_size))
-        for start in range(0, longest, self.batch_size):
-            for size, members in self._groups(start):
-                place = slice(start, start + size)
-                everyone = len(members) == len(self.counts)
-                clients = slice(None) if everyone else members
-                taken = tuple(each[clients, place] for each in crops)
-                x, y = self.pool.take(clients, order[clients, place], taken)
-                weights = None
-                if self.pads:
-                    x = x.contiguous()
-                    left = torch.tensor([self.counts[i] - start for i in members])
-                    weights = (torch.arange(size) < left[:, None]).float().to(x.device)
-                # Indices stay on the CPU, so that no step waits for a GPU.
-                chosen = None if everyone else torch.tensor(members)
-                yield StackedBatch(x, y, chosen, weights)
+        order = nn.functional.pad(order, (0, -self.longest % self.batch_size))
+        for start, size, members in self.steps:
+            place = slice(start, start + size)
+            everyone = len(members) == len(self.counts)
+            clients = slice(None) if everyone else members
+            taken = tuple(each[clients, place] for each in crops)
+            x, y = self.pool.take(clients, order[clients, place], taken)
+            weights = None
+            if self.pads:
+                x = x.contiguous()
+                left = torch.tensor([self.counts[i] - start for i in members])
+                weights = (torch.arange(size) < left[:, None]).float().to(x.device)
+            # Indices stay on the CPU, so that no step waits for a GPU.
+            chosen = None if everyone else torch.tensor(members)
+            yield StackedBatch(x, y, chosen, weights)
 
     def _groups(self, start: int) -> Iterable[tuple[int, list[int]]]:
         """Return sizes of batches, and the clients that have them."""
