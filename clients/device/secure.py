@@ -65,13 +65,17 @@ class Rules(NamedTuple):
         require(type(required) is bool, REQUIRED, required, "true or false")
         valid = type(least) is int and least >= FEWEST
         require(valid, LEAST, least, f"an integer, at least {FEWEST}")
-        key = _read(node, KEY_FILE, lambda data: load_ssh_private_key(data, None))
-        if key is not None:
-            _bytes_of(key.public_key())
+        key = _read(node, KEY_FILE, _private_key)
         peers = _read(node, PEERS, _public_keys)
         allowed = f"none without {KEY_FILE}, as peers' keys must be signed"
         require(key is not None or peers is None, PEERS, node.get(PEERS), allowed)
         return cls(bool(required), cast(int, least), key, peers)
+
+
+def _private_key(data: bytes) -> Any:
+    key = load_ssh_private_key(data, None)
+    _bytes_of(key.public_key())
+    return key
 
 
 def _public_keys(data: bytes) -> frozenset[bytes]:

@@ -60,6 +60,26 @@ srpfl @ srpfl-base='srpfl' => ~srpfl-base is 'srpfl'
 l2gd @ l2gd-lambda=12.0 => ~l2gd-lambda is 12.0; expected at most 11.1111
 fed-mtl @ weighting='examples' => weighting
 fedrod --task linear => ~'fedrod' and task 'linear': it needs classes
+fedrep @ secure-aggregation=true aggregation='median' => aggregation
+fedrep @ secure-aggregation=true transport='float16' => transport
+fedrep @ secure-aggregation=true weighting='examples' largest-share=0.5 => largest-share
+fedrep @ secure-aggregation=true bucket-size=2 => bucket-size
+flute @ secure-aggregation=true => secure-aggregation
+fedproto @ secure-aggregation=true => secure-aggregation
+ifca @ secure-aggregation=true => secure-aggregation
+fedas @ secure-aggregation=true => secure-aggregation
+dpsgd @ secure-aggregation=true => secure-aggregation
+fedbuff @ secure-aggregation=true => secure-aggregation
+srpfl @ secure-aggregation=true => secure-aggregation
+fedrep --task linear @ secure-aggregation=true => initialization
+fedrep --fraction 0.1 @ secure-aggregation=true => fraction-train
+fedrep @ secure-aggregation=true secure-neighbours=5 => secure-neighbours
+fedrep @ secure-aggregation=true secure-neighbours=2 => secure-neighbours
+fedrep @ secure-aggregation=true secure-neighbours=10 => secure-neighbours
+fedrep @ secure-aggregation=true secure-bits=8 => secure-bits
+fedrep @ secure-aggregation=true secure-threshold=0.5 => secure-threshold
+fedrep @ secure-aggregation=true secure-range=0.0 => secure-range
+fedrep @ secure-aggregation=true checkpoint-every=5 => checkpoint-every
 """
 
 

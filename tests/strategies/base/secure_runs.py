@@ -72,6 +72,8 @@ class Found:
     def __init__(self, folder: Path) -> None:
         self.rows = read_rows(folder / METRICS)
         self.arrays = read(folder / FILE).arrays
+        flat = [array.ravel() for array in self.arrays.values()]
+        self.vector = np.concatenate(flat).astype(np.float64)
 
     def values(self, *names: str) -> list:
         return [row.get(name) for row in self.rows for name in names]
