@@ -28,11 +28,13 @@ def main() -> int:
     parser.add_argument("--replies", type=int, default=80_000)
     parser.add_argument("--messages", type=int, default=6_000)
     parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--secure", type=int, default=600)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     import kills
     import messages
     import replies
+    import secure
 
     logging.getLogger("flwr").setLevel(logging.CRITICAL + 1)
     seed = arguments.seed
@@ -42,6 +44,7 @@ def main() -> int:
             "replies": lambda n, _: replies.run(n, seed),
             "messages": lambda n, root: messages.run(n, seed, root),
             "kills": lambda n, root: kills.run(n, seed, root),
+            "secure": lambda n, _: secure.run(n, seed),
         }
         for name, run in parts.items():
             number = getattr(arguments, name)
@@ -65,7 +68,10 @@ def main() -> int:
         "evaluation and in answer to the initial query; in some runs two clients come "
         "and go under changing names. *Messages* are sent to each "
         "algorithm's client, which has saved the state of two rounds. *Kills* are "
-        "`kill -9` of a simulation, which is then resumed until its end. A reply "
+        "`kill -9` of a simulation, which is then resumed until its end. *Secure* are "
+        "runs of four rounds with secure aggregation, in which one of five clients "
+        "corrupts replies of all steps; such a run failed if it lost more than one "
+        "round, or more than one other client. A reply "
         "*failed* the test if it raised an exception, ended the run, caused a state "
         "or a metric that is not finite, was not logged in one line, kept an honest "
         "client out, or was rejected but changed the result of the honest clients. A "

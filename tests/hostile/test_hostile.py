@@ -10,6 +10,7 @@ import messages
 import numpy as np
 import pytest
 import replies
+import secure
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,6 +50,12 @@ def test_no_hostile_message_has_a_forbidden_effect(tmp_path: Path) -> None:
     assert outcome.fell == []
     assert outcome.tried == 60
     assert outcome.refused > 10
+
+
+def test_no_hostile_reply_ends_secure_aggregation() -> None:
+    outcome = secure.run(9, 0)
+    assert outcome.fell == []
+    assert outcome.refused > 5
 
 
 KILLS = """
