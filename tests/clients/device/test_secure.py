@@ -1,6 +1,7 @@
 """A device's distrust: what it refuses, by its node config and its memory."""
 
 import subprocess
+import sys
 
 import pytest
 from client_messages import app_of, context_of, device, initial_arrays, properties_of
@@ -138,3 +139,22 @@ def test_an_invalid_plan_is_refused():
     session = Session([{}, {}, {}])
     plan = session.plan.text.replace("32", "33")
     assert code_of(session.send, "keys", 1, None, plan) == "plan"
+
+
+def test_short_steps_load_no_torch():
+    code = """if True:
+        import sys
+        from flwr.app import Context, Message, RecordDict
+        from flwr.supercore.task_identity import TaskIdentity
+        from flwr_frl.clients.client_app import app
+        from flwr_frl.common.secure.fixed_point import Plan
+        from flwr_frl.common.secure.messages import SECURE, SHORT, record_of
+        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
+        record = record_of("keys", b"session", {}, Plan(3, 32, 8.0, 3).text)
+        message = Message(RecordDict({SECURE: record}), 7, SHORT)
+        reply = app(message, Context(1, 7, {}, RecordDict(), {}))
+        print(reply.content[SECURE]["nodes"], {"torch"} & set(sys.modules))
+    """
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert result.stdout == "[7] set()\n"

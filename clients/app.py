@@ -1,0 +1,340 @@
+"""Translates between Flower's messages and calls of a NumPyClient."""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from logging import ERROR
+from typing import Any, cast
+
+import numpy as np
+import torch
+from flwr.app import (
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    RecordDict,
+)
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import Mod
+from flwr.common import log
+
+from flwr_frl.clients.algorithms import client_setup
+from flwr_frl.clients.base import Arrays, Client, Config, EvaluateResult
+from flwr_frl.clients.device.codec import (
+    check_config,
+    pack,
+    pack_metrics,
+    unpack,
+)
+from flwr_frl.clients.device.groups import array_names
+from flwr_frl.clients.device.rows import evaluate_rows, fit_rows
+from flwr_frl.clients.device.secure import (
+    answer,
+    check_message,
+    check_rules,
+    mask,
+)
+from flwr_frl.clients.device.setup import (
+    AUTO_ON_CPU,
+    Setup,
+    build_client,
+    client_name,
+    cohort_size,
+    label_of,
+    properties_of,
+    torch_seed,
+)
+from flwr_frl.clients.device.state import state_directory
+from flwr_frl.clients.simulated import join
+from flwr_frl.common import messages as keys
+from flwr_frl.common.arrays import (
+    entries_of,
+    fill,
+    memory_record,
+    message_like,
+    reply_with,
+)
+from flwr_frl.common.run_cache import begin_run, current_run
+from flwr_frl.common.secure.messages import SECURE
+from flwr_frl.common.settings import Settings, SettingsError
+from flwr_frl.task import devices
+from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
+from flwr_frl.task.training.cohort import each_together
+
+# Code of an error reply, as of Flower's for an app that has failed.
+FAILED = 2
+
+
+class App(ClientApp):
+    """A Flower ClientApp in which clients of one process can train together.
+
+    Parameters
+    ----------
+    run_config : mapping, optional
+        Settings; ``cohort`` and ``device`` default to ``auto``.
+    mods : sequence of Mod
+        Flower's mods around training.
+    """
+
+    def __init__(self, run_config: Settings | None, mods: Sequence[Mod]) -> None:
+        super().__init__()
+        self.mods = mods
+        self.run_config = run_config
+        self.cohort = str((run_config or {}).get("cohort", "auto"))
+        self.size = cohort_size(self.cohort)
+        # Sent to workers, which may hold caches of an earlier command.
+        self.command = current_run()
+
+    def read_message(self, message: Message, context: Context) -> tuple[Setup, Config]:
+        """Return a client's settings and its message's config; use its device."""
+        record = message.content.get(keys.CONFIG)
+        record = record if isinstance(record, ConfigRecord) else ConfigRecord()
+        # Only flwr-frl's ServerApp sends the name of the run.
+        setup = client_setup(context, self.run_config, keys.RUN in record)
+        self._use_device(setup)
+        return setup, check_config(record)
+
+    @staticmethod
+    def _use_device(setup: Setup) -> None:
+        # Reading the number takes less time than setting it again.
+        if torch.get_num_threads() != setup.device.torch_threads:
+            torch.set_num_threads(setup.device.torch_threads)
+        use(setup.device.device)
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        """Answer a message; running out of memory raises a one-line error."""
+        begin_run(self.command)
+        context = named(context, message)
+        try:
+            return super().__call__(message, context)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            setup = client_setup(context, self.run_config, strict=False)
+            sizes = f"batch-size ({setup.run['batch-size']}) or cohort ({self.cohort})"
+            advice = f"lower {sizes}, or train on another device"
+            raise out_of_memory(error, advice) from None
+
+    def together(
+        self,
+        works: Sequence[Callable[[], Message]],
+        messages: Sequence[Message],
+        contexts: Sequence[Context],
+    ) -> Iterator[Message]:
+        """Answer messages of several clients together.
+
+        Where possible, clients that train, the nodes of a graph and clients that test
+        the same model are rows of matrices. All others run in
+        `flwr_frl.task.training.cohort.each_together`.
+
+        Parameters
+        ----------
+        works : sequence of callable
+            Each answers one message on its own.
+        messages, contexts : sequence
+            The messages, and the contexts of their nodes.
+
+        Returns
+        -------
+        iterator of Message
+            The replies, in the order of the messages.
+        """
+        kinds = {message.metadata.message_type for message in messages}
+        if self.size <= 1 or not kinds & {MessageType.TRAIN, MessageType.EVALUATE}:
+            return (work() for work in works)
+        auto = self.cohort == "auto"
+        begin_run(self.command)
+        done: dict[int, Message] = {}
+        # Answered one by one, each client reports the error.
+        with contextlib.suppress(SettingsError):
+            setups = [client_setup(c, self.run_config, strict=False) for c in contexts]
+            self._use_device(setups[0])
+            size = AUTO_ON_CPU if auto and current() == CPU else self.size
+            done = self._as_rows(setups, messages, contexts, size)
+        size = AUTO_ON_CPU if auto and current() == CPU else self.size
+        others = [work for i, work in enumerate(works) if i not in done]
+        rest = each_together(others, size, only_if_faster=auto)
+        return (done.pop(i) if i in done else next(rest) for i in range(len(works)))
+
+    def _as_rows(
+        self,
+        setups: Sequence[Setup],
+        messages: Sequence[Message],
+        contexts: Sequence[Context],
+        size: int,
+    ) -> dict[int, Message]:
+        """Answer the messages of clients and nodes that run as rows of matrices."""
+        auto, asked = self.cohort == "auto", (messages, contexts)
+        if all_of(MessageType.EVALUATE, messages):
+            return evaluate_rows(setups, *asked, evaluation_reply)
+        # Mods must see every message.
+        if self.mods or not all_of(MessageType.TRAIN, messages):
+            return {}
+        if fit_nodes := getattr(setups[0].kind, "fit_nodes", None):
+            return cast(dict[int, Message], fit_nodes(setups[0], *asked, auto))
+        plain = [without_secure(message) for message in messages]
+        replies = fit_rows(setups, plain, contexts, size, auto)
+        for i, reply in replies.items():
+            about = messages[i], contexts[i], setups[i]
+            try:
+                replies[i] = masked(reply, *about)
+            except SettingsError as error:
+                replies[i] = Message(Error(FAILED, str(error)), reply_to=messages[i])
+        return replies
+
+
+def without_secure(message: Message) -> Message:
+    """Return a message as it is without secure aggregation."""
+    content = dict(entries_of(message.content))
+    if content.pop(SECURE, None) is None:
+        return message
+    return message_like(message, fill(RecordDict(), content))
+
+
+def masked(reply: Message, message: Message, context: Context, setup: Setup) -> Message:
+    """Return a reply to a message of secure aggregation with masked words."""
+    if SECURE not in message.content:
+        return reply
+    config = cast(ConfigRecord, message.content[keys.CONFIG])
+    of_run = str(config.get(keys.RUN, context.run_id)), setup.device.experiment
+    node = context.node_config
+    directory = state_directory(node, setup.name, *of_run, setup.states)
+    return mask(message, context, reply, directory)
+
+
+def all_of(kind: str, messages: Iterable[Message]) -> bool:
+    """Return whether all messages are of a type."""
+    return all(message.metadata.message_type == kind for message in messages)
+
+
+def named(context: Context, message: Message) -> Context:
+    """Return the context; a node without a name gets the one registered in Flower."""
+    node, record = context.node_config, message.content.get(keys.CONFIG)
+    if {"client-name", "partition-id"} & node.keys() or record is None:
+        return context
+    name = check_config(cast(ConfigRecord, record)).get(keys.REGISTERED_NAME)
+    if name is None:
+        return context
+    node = {**node, "client-name": str(name)}
+    # The state is the same object, which Flower keeps.
+    return Context(
+        context.run_id, context.node_id, node, context.state, context.run_config
+    )
+
+
+def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
+    """Return the ClientApp.
+
+    Parameters
+    ----------
+    run_config : mapping, optional
+        Settings; by default the context's, as with ``flwr run``.
+    mods : sequence of Mod, optional
+        Flower's mods around training, the outermost first. They see messages, never
+        personal state.
+
+    Returns
+    -------
+    ClientApp
+        Answers train, evaluate and query messages. ``query.arrays`` returns the initial
+        arrays, ``query.statistics`` the result of `Client.statistics`.
+    """
+    app = App(run_config, mods)
+
+    def open_message(
+        message: Message, context: Context
+    ) -> tuple[Setup, Client, Config]:
+        setup, config = app.read_message(message, context)
+        server_round = config.get(keys.SERVER_ROUND, 0)
+        devices.seed(torch_seed(setup.name, int(setup.run["seed"]), server_round))
+        return setup, build_client(context, setup, config), config
+
+    @app.train("secure")
+    def secure_step(message: Message, context: Context) -> Message:
+        return answer(message, context)
+
+    @app.train(mods=list(mods))
+    def train(message: Message, context: Context) -> Message:
+        node = context.node_config
+        is_secure = SECURE in message.content or "secure-aggregation" in node
+        if is_secure:
+            check_message(message, context)
+        setup, client, config = open_message(message, context)
+        client.settings = setup.in_round(client.settings, config)
+        result = client.fit(unpack(message, client), config)
+        records = pack(message, client, result, setup.device.rounded)
+        reply = reply_with(records, message)
+        return masked(reply, message, context, setup) if is_secure else reply
+
+    @app.evaluate()
+    def evaluate(message: Message, context: Context) -> Message:
+        setup, client, config = open_message(message, context)
+        result = client.evaluate(unpack(message, client), config)
+        return evaluation_reply(message, setup, client, result)
+
+    @app.evaluate(keys.NEWCOMER)
+    def newcomer(message: Message, context: Context) -> Message:
+        setup, client, config = open_message(message, context)
+        arrays, seed = unpack(message, client), int(setup.run["seed"])
+        loss, n, metrics = join(client, arrays, config, seed)
+        metrics[keys.FITTED] = setup.device.rounded(int(metrics[keys.FITTED]))
+        return evaluation_reply(message, setup, client, (loss, n, metrics))
+
+    @app.query()
+    def query(message: Message, context: Context) -> Message:
+        name = str(context.node_id)
+        properties: Config = {keys.CLIENT: name}
+        try:
+            properties[keys.CLIENT] = name = client_name(context.node_config)
+            setup, config = app.read_message(message, context)
+            refusal = config.get(keys.REFUSAL)
+            check_rules(context.node_config, setup.run)
+            # Before the checks, so that a refused client has a label as well.
+            properties |= label_of(context, setup)
+            properties |= properties_of(context, setup, config)
+        except SettingsError as error:
+            # If it were raised, Flower would bury it in a traceback.
+            refusal = properties[keys.REFUSAL] = str(error)
+        if refusal is not None:
+            label = properties.get(keys.OWN_NAME, name)
+            log(ERROR, "client %s takes no part: %s", label, refusal)
+        records = {keys.PROPERTIES: fill(ConfigRecord(), properties)}
+        return Message(fill(RecordDict(), records), reply_to=message)
+
+    def arrays_reply(message: Message, arrays: Arrays) -> Message:
+        records = {keys.ARRAYS: memory_record(arrays)}
+        return Message(fill(RecordDict(), records), reply_to=message)
+
+    @app.query(keys.INITIAL_ARRAYS)
+    def query_arrays(message: Message, context: Context) -> Message:
+        _, client, config = open_message(message, context)
+        names = array_names(client, client.shared)
+        arrays = client.get_parameters(config)
+        return arrays_reply(message, dict(zip(names, arrays, strict=True)))
+
+    @app.query(keys.STATISTICS)
+    def query_statistics(message: Message, context: Context) -> Message:
+        _, client, config = open_message(message, context)
+        # Only clients whose strategies query statistics define this method.
+        statistics: Any = getattr(client, "statistics", None)
+        arrays = statistics(config) if statistics else {}
+        copies = {name: np.array(value, order="C") for name, value in arrays.items()}
+        return arrays_reply(message, copies)
+
+    return app
+
+
+def evaluation_reply(
+    message: Message, setup: Setup, client: Client, result: EvaluateResult
+) -> Message:
+    """Return the reply to an evaluation, with the ε that private training has spent."""
+    loss, n, metrics = result
+    spent = client._private.epsilon() if client._private else None
+    epsilon: Config = {} if spent is None else {keys.EXAMPLE_EPSILON: spent}
+    all_metrics = {"loss": loss, **metrics, **epsilon}
+    records = pack_metrics(client, setup.device.rounded(n), all_metrics)
+    return reply_with(records, message)
+
+
+full_app = make_app()
