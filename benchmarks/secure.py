@@ -1,0 +1,180 @@
+"""Measure secure aggregation: its cost, and what it hides.
+
+``python -m benchmarks.secure`` writes ``results/secure.md``. *Cost*: CPU time and bytes
+of the protocol alone. *Reconstruction*: images of a client that can be read from what
+the server receives, with and without secure aggregation.
+"""
+
+import argparse
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.common import markdown, write
+from flwr_frl.common.secure.fixed_point import Plan
+from flwr_frl.common.secure.protocol import Coordinator, Member
+from flwr_frl.common.settings import resolve
+from flwr_frl.task import SGD, train
+from flwr_frl.task.tasks import build_task
+
+SENT = b"model"
+# Clients, neighbours (0: all), and values of a model.
+SIZES = (
+    *((10, 0, 10**5), (30, 0, 10**5), (30, 10, 10**5)),
+    *((100, 0, 10**5), (100, 20, 10**5), (10, 0, 10**7)),
+)
+CLIENTS = 10
+# A reconstruction counts from this peak signal-to-noise ratio, in dB.
+LIKE = 20.0
+# Below this change of a neuron's bias, it has not been active.
+ACTIVE = 1e-6
+
+
+class Clock:
+    """CPU seconds by name."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Add the time that the context takes."""
+        began = time.process_time()
+        yield
+        spent = time.process_time() - began
+        self.seconds[name] = self.seconds.get(name, 0.0) + spent
+
+
+def cost(n: int, neighbours: int, size: int, dropped: int) -> list[object]:
+    """Return a row of the table, of one round with some clients that drop out."""
+    clock, server = Clock(), Coordinator(n, 0.67, neighbours)
+    about = server.session, server.threshold
+    members = {i: Member(i, *about) for i in range(n)}
+    words = np.arange(size, dtype=np.uint32)
+    with clock.of("keys"):
+        keys = {i: member.keys()[i] for i, member in members.items()}
+    with clock.of("server"):
+        groups = server.take_keys(keys)
+    with clock.of("shares"):
+        shares = {i: members[i].shares(groups[i]) for i in members}
+    with clock.of("server"):
+        boxes = server.take_shares(shares)
+    for i, member in members.items():
+        with clock.of("masked"):
+            masked = member.masked(words, boxes[i], SENT)
+        if i >= dropped:
+            with clock.of("server"):
+                server.take_masked(i, masked)
+    fates = server.ask_unmask()
+    with clock.of("unmask"):
+        answers = {i: members[i].unmask(fates[i]) for i in fates}
+    with clock.of("server"):
+        total = server.take_unmask(answers, SENT)
+    assert np.array_equal(total, words * np.uint32(n - dropped))
+    up = sum(len(t) + 8 for of in (shares[0], answers[n - 1]) for t in of.values())
+    down = sum(len(t) + 8 for of in (groups[0], boxes[0]) for t in of.values())
+    spent = {name: seconds / n for name, seconds in clock.seconds.items()}
+    own = (f"{1000 * spent[name]:.3g}" for name in ("shares", "masked"))
+    seconds = f"{clock.seconds['server']:.2f}"
+    graph = str(neighbours or "all")
+    sizes = f"{up + 64:,}", f"{down:,}"
+    return [n, graph, f"{size:,}", dropped, *own, seconds, *sizes, f"{4 * size:,}"]
+
+
+def readable(change: dict[str, np.ndarray], images: np.ndarray) -> np.ndarray:
+    """Return for each image the best ratio, in dB, among a layer's neurons.
+
+    The gradient of a neuron's weights is its inputs times that of its bias. So for a
+    neuron that was active for a single image, their quotient is this image.
+    """
+    name = next(n for n in change if n.endswith("weight"))
+    weights = change[name].astype(np.float64)
+    biases = change[name.replace("weight", "bias")].astype(np.float64)
+    seen = weights[np.abs(biases) > ACTIVE] / biases[np.abs(biases) > ACTIVE, None]
+    seen = np.clip(seen, images.min(), images.max())
+    errors = ((images[:, None] - seen[None]) ** 2).mean(axis=2).min(axis=1)
+    peak = images.max() - images.min()
+    ratio: np.ndarray = 10 * np.log10(peak**2 / np.maximum(errors, 1e-12))
+    return ratio
+
+
+def reconstruction() -> tuple[list[list[object]], dict[str, Any]]:
+    """Return a table of the images that are readable in what the server receives."""
+    settings = resolve({"model": "mlp", "num-clients": CLIENTS})
+    task, rows, data = build_task(settings, CLIENTS), [], {}
+    initial = task.initial_model().state_dict()
+    for batch, epochs in ((1, 1), (4, 1), (0, 5)):
+        changes, images = [], []
+        for i in range(CLIENTS):
+            torch.manual_seed(i)
+            model = task.initial_model()
+            examples = task.train_examples(i)
+            if batch:
+                examples = examples.subset(torch.arange(batch))
+            sgd = SGD(learning_rate=0.01, batch_size=10)
+            train(model, "all", examples, task.loss, epochs, sgd)
+            after = model.state_dict()
+            names = [n for n in initial if n.startswith("representation.")]
+            changes.append({n: (after[n] - initial[n]).numpy() for n in names})
+            inputs, _ = next(examples.batches(len(examples)))
+            images.append(inputs.flatten(1).numpy())
+        plan = Plan(3, 32, 8.0, CLIENTS)
+        before = {name: np.zeros_like(value) for name, value in changes[0].items()}
+        words = [plan.encode(before, change) for change in changes]
+        server = Coordinator(CLIENTS, 0.67)
+        members = {i: Member(i, server.session, 7) for i in range(CLIENTS)}
+        groups = server.take_keys({i: m.keys()[i] for i, m in members.items()})
+        boxes = server.take_shares({i: m.shares(groups[i]) for i, m in members.items()})
+        masked = [m.masked(words[i], boxes[i], SENT) for i, m in members.items()]
+        total = np.add.reduce(words)
+        views = {
+            "plain": changes[0],
+            "masked words": plan.decode(masked[0], before, 1),
+            f"mean of {CLIENTS}": plan.decode(total, before, CLIENTS),
+        }
+        count = len(images[0])
+        size = f"{count} image{'s' * (count > 1)}, {epochs} epoch{'s' * (epochs > 1)}"
+        row: list[object] = [size]
+        for view, change in views.items():
+            ratios = readable(change, images[0])
+            share, median = float((ratios > LIKE).mean()), float(np.median(ratios))
+            row += [f"{share:.0%} ({median:.0f} dB)"]
+            data[f"{size}: {view}"] = {"share": share, "median": median}
+        rows.append(row)
+    return rows, data
+
+
+def main() -> int:
+    """Measure, and write the page."""
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    rows = [cost(*size, dropped) for size in SIZES for dropped in (0, size[0] // 10)]
+    found, data = reconstruction()
+    columns = ["clients", "neighbours", "values", "dropped", "shares, ms", "masked, ms"]
+    columns += ["server, s", "bytes up", "bytes down", "bytes of the model"]
+    seen = ["trained on", "plain", "masked words", f"mean of {CLIENTS}"]
+    body = (
+        "## Cost of the protocol\n\n"
+        "CPU time of one client in the steps *shares* and *masked*, and of the server "
+        "in the whole round, without training and Flower; 32 bits, threshold 0.67. "
+        "Bytes are those of one client that are added to the masked words, which have "
+        "the size of the model.\n\n"
+        f"{markdown(columns, rows)}\n"
+        "## Images that can be read\n\n"
+        f"Digits, {CLIENTS} clients, network of two layers: the change of a neuron's "
+        "weights divided by that of its bias is compared with each image of the first "
+        f"client. The table shows the share of its images above {LIKE:g} dB, and the "
+        "median over its images. *Plain* is what the server receives without secure "
+        "aggregation; *masked words* are what it receives with it; the *mean* is what "
+        "it learns with it.\n\n"
+        f"{markdown(seen, found)}"
+    )
+    write("secure", "Secure aggregation: cost, and what it hides", body, {"seen": data})
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
