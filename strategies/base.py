@@ -472,7 +472,7 @@ class Strategy(Algorithm, uses_mean="only"):
     def _apply_rule(
         self,
         weights: Sequence[float],
-        replies: Sequence[rules.Decode],
+        replies: Sequence[Arrays],
         centre: rules.Sent,
     ) -> Arrays | None:
         """Combine arrays by the rule of ``aggregation``, over buckets of replies.

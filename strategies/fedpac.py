@@ -1,7 +1,6 @@
 """FedPAC (Xu et al., ICLR 2023): feature alignment and classifier collaboration."""
 
 import math
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -55,7 +54,7 @@ class FedPAC(TrainedHeads, FedProto, client="flwr_frl.clients.fedpac:FedPACClien
     def aggregate(self, round: Round) -> Arrays:
         """Return the mean representation and the centroids; combine the heads."""
         centroids, replies = super().aggregate(round), round.replies
-        decoded = [partial(representation_of, reply.read()) for reply in replies]
+        decoded = [representation_of(reply.read()) for reply in replies]
         centre = representation_of(round.centre())
         mean = self._apply_rule(self.weights(replies), decoded, centre) or centre
         weights = combination_weights(

@@ -1,14 +1,12 @@
 """FedProto (Tan et al., AAAI 2022)."""
 
 import math
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.aggregation import Decode
 from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError
 from flwr_frl.strategies.server.round import Reply, Round
 
@@ -61,8 +59,7 @@ class FedProto(Strategy, client="flwr_frl.clients.fedproto:FedProtoClient"):
             if self.settings.weighting == "examples":
                 # `weights` limits a client's examples to the declared number.
                 shares = [weights[i] * reported[i][j] / reported[i].sum() for i in have]
-            of_class: list[Decode]
-            of_class = [partial(dict, {PROTOTYPES: prototypes[i][j]}) for i in have]
+            of_class: list[Arrays] = [{PROTOTYPES: prototypes[i][j]} for i in have]
             centre = {PROTOTYPES: means[j]}
             mean = self._apply_rule(shares, of_class, centre) if have else None
             if mean is not None:

@@ -1,7 +1,6 @@
 """FedRep (Collins et al., ICML 2021)."""
 
 from collections import Counter
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -60,7 +59,7 @@ def mean_statistic(strategy: Strategy, grid: Grid, name: str) -> npt.NDArray[Any
         raise run.clients.nothing_sent(name)
     usual = max(kinds, key=lambda kind: (kinds[kind], str(kind)))
     sent = {n: a for n, a in sent.items() if (a.shape, a.dtype) == usual}
-    arrays = [partial(dict[str, Any], {name: array}) for array in sent.values()]
+    arrays: list[Arrays] = [{name: array} for array in sent.values()]
     centre = {name: np.zeros(*usual)}
     if run.privacy:
         names = [run.clients.name_of(node) for node in nodes]

@@ -75,7 +75,7 @@ class IFCA(Strategy, client="flwr_frl.clients.ifca:IFCAClient"):
         for j, before in enumerate(models):
             members = [r for r in round.replies if r.metrics[CLUSTER] == j]
             if members:
-                models_of = [reply.read for reply in members]
+                models_of = [reply.read() for reply in members]
                 mean = self._apply_rule(self.weights(members), models_of, before)
                 models[j] = mean or before
         return {CLUSTERS + n: np.stack([m[n] for m in models]) for n in models[0]}

@@ -36,7 +36,7 @@ STAGES = "numbers with commas between, theory, gradient or auto"
 # Keys in the strategy's state.
 # Number of rounds that ``auto`` divides into stages.
 STAGED = "staged-rounds"
-# Stage, from 0, with its first round; and the squared change of the first round.
+# Stage, from 0, of ``gradient``, and the squared change of the first round.
 STAGE, FIRST_CHANGE = "srpfl-stage", "first-change"
 
 
@@ -104,8 +104,8 @@ class FirstReplies(ClosesEarly):
     Parameters
     ----------
     strategy : Strategy
-        The strategy, whose sampling does not change. Its state saves the stages, and
-        the number of rounds, so that a run that is resumed with more rounds keeps its
+        The strategy, whose sampling does not change. Its state saves the stage and the
+        number of rounds, so that a run that is resumed with more rounds keeps its
         stages.
     initial_nodes : int
         The number of replies n0 in the first stage.

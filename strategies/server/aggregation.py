@@ -22,10 +22,8 @@ from flwr_frl.strategies.server.replies import (
 )
 
 Floats = npt.NDArray[np.float64]
-# One client's arrays, decoded when called.
-Decode = Callable[[], Arrays]
 Sent = Mapping[str, NDArray]
-Rule = Callable[[Sequence[float], Sequence[Decode], Sent], Arrays | None]
+Rule = Callable[[Sequence[float], Sequence[Arrays], Sent], Arrays | None]
 
 # `clip` around the model that repeating the last round's change would give.
 CENTERED_CLIP = "centered-clip"
@@ -73,10 +71,10 @@ def make_rule(name: str, byzantine_fraction: float, clip_norm: float) -> Rule:
 
 
 def weighted_mean(
-    weights: Sequence[float], replies: Sequence[Decode], sent: Sent
+    weights: Sequence[float], replies: Sequence[Arrays], sent: Sent
 ) -> Arrays | None:
     """Return the mean, which a single Byzantine client can move anywhere."""
-    return mean((w, reply()) for w, reply in zip(weights, replies, strict=True))
+    return mean(zip(weights, replies, strict=True))
 
 
 def by_coordinate(combine: Callable[[Floats], Floats]) -> Rule:
@@ -85,12 +83,10 @@ def by_coordinate(combine: Callable[[Floats], Floats]) -> Rule:
     ``combine`` maps values of shape (n, …), which it may sort in place, to shape (…).
     """
 
-    def rule(weights: Sequence[float], replies: Sequence[Decode], sent: Sent) -> Arrays:
-        # Decoded replies are views of the received bytes.
-        decoded = [reply() for reply in replies]
+    def rule(weights: Sequence[float], replies: Sequence[Arrays], sent: Sent) -> Arrays:
         combined: Arrays = {}
-        for name, like in decoded[0].items():
-            stacked = np.stack([d[name] for d in decoded]).astype(np.float64)
+        for name, like in replies[0].items():
+            stacked = np.stack([r[name] for r in replies]).astype(np.float64)
             combined[name] = rounded_to(like.dtype, combine(stacked))
         return combined
 
@@ -114,7 +110,7 @@ def trimmed_mean(values: Floats, share: float) -> Floats:
 
 def clip(
     weights: Sequence[float],
-    replies: Sequence[Decode],
+    replies: Sequence[Arrays],
     sent: Sent,
     bound: float,
 ) -> Arrays | None:
@@ -129,7 +125,7 @@ def clip(
 
     def client_changes() -> Iterable[dict[str, Floats]]:
         for reply in replies:
-            yield {n: np.subtract(v, centre[n]) for n, v in reply().items()}
+            yield {n: np.subtract(v, centre[n]) for n, v in reply.items()}
 
     weighed = [name for name in sent if _is_float(sent[name])]
     norms = [norm({n: change[n] for n in weighed}) for change in client_changes()]
@@ -142,10 +138,10 @@ def clip(
     step = mean(zip(weights, scaled, strict=True))
     if step is None:
         return None
-    likes = replies[0]()
     for name in (n for n in step if not _is_float(sent[n])):
         step[name] = np.median([change[name] for change in client_changes()], axis=0)
-    return {n: rounded_to(likes[n].dtype, np.add(centre[n], step[n])) for n in step}
+    moved = {name: np.add(centre[name], change) for name, change in step.items()}
+    return {n: rounded_to(replies[0][n].dtype, value) for n, value in moved.items()}
 
 
 def about_last_change(
@@ -172,7 +168,7 @@ def about_last_change(
 
 def multi_krum(
     weights: Sequence[float],
-    replies: Sequence[Decode],
+    replies: Sequence[Arrays],
     sent: Sent,
     share: float,
 ) -> Arrays | None:
@@ -182,22 +178,21 @@ def multi_krum(
     distances to their n − f − 2 nearest ones (Blanchard et al., NeurIPS 2017). Integer
     arrays, such as batch norms' counters, have no part in the distance.
     """
-    decoded = [reply() for reply in replies]
-    n = len(decoded)
+    n = len(replies)
     f = assumed_byzantine(n, share)
     distances = np.zeros((n, n))
-    for flat in changes(decoded, sent):
+    for flat in changes(replies, sent):
         squares = np.square(flat).sum(axis=1)
         distances += squares[:, None] + squares[None] - 2 * (flat @ flat.T)
     np.fill_diagonal(distances, np.inf)
     nearest = np.sort(distances, axis=1)[:, : max(1, n - f - 2)]
     scores = nearest.sum(axis=1) if n > 1 else np.zeros(1)
     chosen = sorted(np.argsort(scores, kind="stable")[: n - f])
-    return mean((1.0, decoded[i]) for i in chosen)
+    return mean((1.0, replies[i]) for i in chosen)
 
 
 def geometric_median(
-    weights: Sequence[float], replies: Sequence[Decode], sent: Sent
+    weights: Sequence[float], replies: Sequence[Arrays], sent: Sent
 ) -> Arrays | None:
     """Return the point v with the least weighted sum of distances to the replies x_i.
 
@@ -206,12 +201,11 @@ def geometric_median(
     replies with the weights w_i / max(ν, ‖v − x_i‖). It starts at the sent arrays,
     which no reply can move. For integer arrays the median is used.
     """
-    decoded = [reply() for reply in replies]
-    n = len(decoded)
+    n = len(replies)
     # Every v but the first is a mean of the replies. With c_i as its weights, its
     # distances to them follow from the inner products of the changes.
     products = np.zeros((n, n))
-    for flat in changes(decoded, sent):
+    for flat in changes(replies, sent):
         products += flat @ flat.T
     c, votes = np.zeros(n), np.asarray(weights, np.float64)
     if votes.sum() == 0:
@@ -221,19 +215,19 @@ def geometric_median(
         squares = products.diagonal() - 2 * along + c @ along
         c = votes / np.maximum(np.sqrt(np.maximum(squares, 0)), SMOOTHING)
         c /= c.sum()
-    result = cast(Arrays, mean(zip(c, decoded, strict=True)))
+    result = cast(Arrays, mean(zip(c, replies, strict=True)))
     for name in (name for name in sent if not _is_float(sent[name])):
-        values = np.stack([d[name] for d in decoded]).astype(np.float64)
+        values = np.stack([r[name] for r in replies]).astype(np.float64)
         result[name] = rounded_to(result[name].dtype, median(values))
     return result
 
 
 def in_buckets(
     weights: Sequence[float],
-    replies: Sequence[Decode],
+    replies: Sequence[Arrays],
     size: int,
     rng: np.random.Generator,
-) -> tuple[list[float], list[Decode]]:
+) -> tuple[list[float], list[Arrays]]:
     """Return the weights and means of buckets of ``size`` replies in a random order.
 
     Combining means (Karimireddy, He and Jaggi, ICLR 2022) averages out differences
@@ -241,28 +235,25 @@ def in_buckets(
     bucket may be smaller; the weight of a bucket is the sum of its replies' weights.
     """
     order = rng.permutation(len(replies))
-
-    def mean_of(bucket: npt.NDArray[np.int_]) -> Arrays:
-        return cast(Arrays, mean((weights[i], replies[i]()) for i in bucket))
-
-    totals, means = list[float](), list[Decode]()
+    totals, means = list[float](), list[Arrays]()
     for start in range(0, len(order), size):
         bucket = order[start : start + size]
+        combined = mean((weights[i], replies[i]) for i in bucket)
         # Buckets of weight 0 have no mean.
-        if total := float(sum(weights[i] for i in bucket)):
-            totals.append(total)
-            means.append(partial(mean_of, bucket))
+        if combined is not None:
+            totals.append(float(sum(weights[i] for i in bucket)))
+            means.append(combined)
     return totals, means
 
 
-def changes(decoded: Sequence[Arrays], sent: Sent) -> Iterator[Floats]:
+def changes(replies: Sequence[Arrays], sent: Sent) -> Iterator[Floats]:
     """Yield the clients' changes of each floating-point array, of shape (n, size).
 
     Changes rather than values, as small distances vanish in sums of large squares.
     """
     for name, value in sent.items():
         if _is_float(value):
-            flat = np.stack([d[name].astype(np.float64).ravel() for d in decoded])
+            flat = np.stack([r[name].astype(np.float64).ravel() for r in replies])
             flat -= value.astype(np.float64).ravel()
             yield flat
 

@@ -21,7 +21,7 @@ from flwr_frl.common.files import ACCOUNT_FILE, PRIVATE, write_atomically
 from flwr_frl.common.messages import INCOMPATIBLE_WITH_NOISE
 from flwr_frl.common.settings import SettingsError, need, require
 from flwr_frl.common.text import one_line
-from flwr_frl.strategies.server.aggregation import Decode, Sent, norm
+from flwr_frl.strategies.server.aggregation import Sent, norm
 from flwr_frl.strategies.server.replies import Arrays, rounded_to
 
 
@@ -65,7 +65,7 @@ class ClientPrivacy:
         self.rng = np.random.default_rng()
 
     def mean(
-        self, asked: Sequence[str], replies: Sequence[Decode], sent: Sent
+        self, asked: Sequence[str], replies: Sequence[Arrays], sent: Sent
     ) -> Arrays | None:
         """Return the sent arrays plus the noisy mean of the clients' clipped changes.
 
@@ -76,8 +76,8 @@ class ClientPrivacy:
         ----------
         asked : sequence of str
             The clients that were asked.
-        replies : sequence of callable
-            Valid replies, decoded when called.
+        replies : sequence of dict
+            The arrays of valid replies.
         sent : mapping of str to ndarray
             Arrays from which the changes are measured.
 
@@ -91,20 +91,19 @@ class ClientPrivacy:
             return None
         if self.by_clients:
             # All replies have the mean of secure aggregation.
-            return dict(replies[0]())
+            return dict(replies[0])
         centre = {name: value.astype(np.float64) for name, value in sent.items()}
         total = {name: np.zeros(value.shape) for name, value in centre.items()}
         for reply in replies:
-            change = {n: np.subtract(v, centre[n]) for n, v in reply().items()}
+            change = {n: np.subtract(v, centre[n]) for n, v in reply.items()}
             length = norm(change)
             factor = min(1.0, self.clip / length) if length else 1.0
             for name, value in change.items():
                 total[name] += factor * value
         deviation = self.noise * self.clip
-        likes = replies[0]()
         return {
             name: rounded_to(
-                likes[name].dtype,
+                replies[0][name].dtype,
                 centre[name]
                 + (value + self.rng.normal(0, deviation, value.shape)) / len(asked),
             )

@@ -345,11 +345,11 @@ class Round:
     def _combined(self, replies: list[Reply]) -> Arrays | None:
         """Return the result of the rule of ``aggregation`` or of private averaging."""
         strategy, rule = self._strategy, self._strategy.settings.aggregation
-        decoded = [reply.shared for reply in replies]
+        arrays = [reply.shared() for reply in replies]
         centre = self.centre() if strategy._run.privacy or rule in rules.CENTRED else {}
         if strategy._run.privacy:
-            return strategy._run.privacy.mean(self.clients, decoded, centre)
-        combine = partial(strategy._apply_rule, strategy.weights(replies), decoded)
+            return strategy._run.privacy.mean(self.clients, arrays, centre)
+        combine = partial(strategy._apply_rule, strategy.weights(replies), arrays)
         if rule != rules.CENTERED_CLIP:
             return combine(centre)
         last = strategy.state.get(LAST_CHANGE, {})

@@ -85,6 +85,6 @@ def evaluate_once(
     return strategy.aggregate_evaluate(server_round, grid.send_and_receive(messages))
 
 
-def replies_of(*values) -> list[Callable[[], dict[str, np.ndarray]]]:
+def replies_of(*values) -> list[dict[str, np.ndarray]]:
     """Return replies with one array each, in the form that aggregation rules take."""
-    return [lambda v=v: {"w": np.array(v, np.float32)} for v in values]
+    return [{"w": np.array(v, np.float32)} for v in values]

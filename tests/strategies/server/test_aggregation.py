@@ -79,14 +79,14 @@ def test_multi_krum_matches_numpy() -> None:
 def test_multi_krum_is_accurate_far_from_zero() -> None:
     far = {"w": np.full(2, 1e8)}
     values = [[1e8 + 1, 1e8], [1e8, 1e8 + 1], [1e8 + 1, 1e8 + 1], [1e8 + 9, 1e8]]
-    replies = [lambda v=v: {"w": np.array(v)} for v in values]
+    replies = [{"w": np.array(v)} for v in values]
     combined = multi_krum([1.0] * 4, replies, far, 0.25)
     np.testing.assert_allclose(combined["w"] - 1e8, [2 / 3, 2 / 3], rtol=1e-6)
 
 
 def counted(*values) -> list:
     """Return replies with a weight ``w`` and a batch-norm counter ``n``."""
-    return [lambda w=w, n=n: {"w": np.array([w]), "n": np.array(n)} for w, n in values]
+    return [{"w": np.array([w]), "n": np.array(n)} for w, n in values]
 
 
 def test_counters_have_no_part_in_norms_and_distances() -> None:
@@ -107,7 +107,7 @@ def test_counters_have_no_part_in_norms_and_distances() -> None:
 @pytest.mark.parametrize("n", range(1, 5))
 def test_rules_accept_few_clients_and_integers(rule: str, n: int) -> None:
     same = make_rule(rule, 0.4, 0.0)
-    replies = [lambda: {"n": np.array([3, 4]), "s": np.array(2.0)}] * n
+    replies = [{"n": np.array([3, 4]), "s": np.array(2.0)}] * n
     sent = {"n": np.array([1, 1]), "s": np.array(0.0)}
     combined = same([1.0] * n, replies, sent)
     assert combined["n"].tolist() == [3, 4]

@@ -97,7 +97,7 @@ def test_one_client_moves_the_mean_by_at_most_its_share() -> None:
 @pytest.mark.parametrize("answered", [1, 4])
 def test_noise_does_not_depend_on_the_number_of_replies(answered) -> None:
     sent = {"w": np.zeros(100_000), "v": np.zeros((1000, 100))}
-    zero = [lambda: dict(sent)] * answered
+    zero = [dict(sent)] * answered
     mean = private(1.5, 2.0).mean("abcd", zero, sent)
     for value in mean.values():
         # The standard deviation of 100,000 samples is accurate to about 0.2 %.
@@ -154,13 +154,14 @@ def test_account_is_written_before_the_mean_is_computed(tmp_path) -> None:
     account = private(1.0, 2.0)
     account.keep_in(tmp_path)
 
-    def reply():
-        written = json.loads((tmp_path / ACCOUNT_FILE).read_text())
-        assert written["asked"] == {"a": 1, "b": 1}
-        assert written["epsilon"] == epsilon(1.0, 1, 1e-5)
-        return {"w": np.zeros(2)}
+    class Reply(dict):
+        def items(self):
+            written = json.loads((tmp_path / ACCOUNT_FILE).read_text())
+            assert written["asked"] == {"a": 1, "b": 1}
+            assert written["epsilon"] == epsilon(1.0, 1, 1e-5)
+            return super().items()
 
-    account.mean("ab", [reply], {"w": np.zeros(2)})
+    account.mean("ab", [Reply(w=np.zeros(2))], {"w": np.zeros(2)})
     assert (tmp_path / ACCOUNT_FILE).stat().st_mode & 0o777 == 0o600
     later = private(1.0, 2.0)
     later.keep_in(tmp_path)
@@ -173,8 +174,8 @@ def test_means_before_the_account_has_a_folder_are_added_to_it(tmp_path) -> None
     # An initial array is a mean; a killed run has left an account in the folder.
     killed, begun = private(1.0, 2.0), private(1.0, 2.0)
     killed.keep_in(tmp_path)
-    killed.mean("ab", [lambda: {"w": np.zeros(2)}], {"w": np.zeros(2)})
-    begun.mean("bc", [lambda: {"w": np.zeros(2)}], {"w": np.zeros(2)})
+    killed.mean("ab", [{"w": np.zeros(2)}], {"w": np.zeros(2)})
+    begun.mean("bc", [{"w": np.zeros(2)}], {"w": np.zeros(2)})
     begun.keep_in(tmp_path)
     counts = {"a": 1, "b": 2, "c": 1}
     assert begun.asked == counts
@@ -188,7 +189,7 @@ def test_means_before_the_account_has_a_folder_are_added_to_it(tmp_path) -> None
 
 def test_account_of_another_run_is_added_to_that_of_a_resumed_run(tmp_path) -> None:
     def release(account) -> None:
-        account.mean("ab", [lambda: {"w": np.zeros(2)}], {"w": np.zeros(2)})
+        account.mean("ab", [{"w": np.zeros(2)}], {"w": np.zeros(2)})
 
     first, killed = private(1.0, 2.0), private(1.0, 2.0)
     first.run_token, killed.run_token = "first", "killed"
@@ -208,7 +209,7 @@ def test_account_of_another_run_is_added_to_that_of_a_resumed_run(tmp_path) -> N
 
 def test_initial_mean_that_cannot_be_entered_ends_the_run(tmp_path) -> None:
     account = private(1.0, 2.0)
-    account.mean("ab", [lambda: {"w": np.zeros(2)}], {"w": np.zeros(2)})
+    account.mean("ab", [{"w": np.zeros(2)}], {"w": np.zeros(2)})
     (tmp_path / "file").write_text("")
     with pytest.raises(SettingsError, match=r"^privacy.json cannot be written to "):
         account.keep_in(tmp_path / "file")

@@ -49,9 +49,7 @@ def test_geometric_median_matches_hand_computed_values() -> None:
 
 def test_counters_have_no_part_in_distances() -> None:
     values = (0.0, 10), (1.0, 30), (9.0, 10**12)
-    replies = [
-        lambda w=w, n=n: {"w": np.array([w]), "n": np.array(n)} for w, n in values
-    ]
+    replies = [{"w": np.array([w]), "n": np.array(n)} for w, n in values]
     sent = {"w": np.zeros(1), "n": np.array(0)}
     combined = geometric_median([1.0] * 3, replies, sent)
     assert combined["w"] == pytest.approx([1], abs=1e-5)
@@ -163,7 +161,7 @@ def test_weight_of_a_bucket_is_the_sum_of_its_replies_weights() -> None:
         if (total := weights[bucket].sum())
     ]
     assert totals == [total for total, _ in expected]
-    np.testing.assert_allclose([m()["w"] for m in means], [v for _, v in expected])
+    np.testing.assert_allclose([m["w"] for m in means], [v for _, v in expected])
     assert in_buckets([0.0] * 3, replies_of(*values), 2, rng) == ([], [])
 
 
