@@ -196,8 +196,16 @@ class FedSALoRA(Strategy, client="flwr_frl.clients.fedsa_lora:FedSALoRAClient"):
 
 
 # FFA-LoRA (Sun et al., ICLR 2024)
-class FFALoRA(Strategy, client="flwr_frl.clients.ffa_lora:FFALoRAClient"):
+class FFALoRA(
+    Strategy, client="flwr_frl.clients.ffa_lora:FFALoRAClient", uses_mean="only"
+):
     """Average the matrices B and the heads; the matrices A never change."""
+
+    def aggregate(self, round: Round) -> Arrays | None:
+        """Return the mean, with the old A of clients of another app that train it."""
+        frozen = {n: a for n, a in round.arrays.items() if "lora_A" in n}
+        mean = round.mean()
+        return {**mean, **frozen} if mean else mean
 
 
 # FedDPA (Yang et al., NeurIPS 2024)

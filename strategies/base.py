@@ -48,6 +48,7 @@ from flwr_frl.strategies.server.replies import (
 )
 from flwr_frl.strategies.server.round import (
     LAST_CHANGE,
+    PERSONAL,
     Participation,
     Reply,
     Round,
@@ -61,6 +62,13 @@ from flwr_frl.strategies.server.traits import (
 # Metrics under which a client may report its training loss: flwr-frl's, that of
 # Flower's templates, and the plain name.
 LOSSES = ("train-loss", "train_loss", "loss")
+# Arguments with which a strategy samples and averages as Flower's FedAvg does.
+FLOWERS: dict[str, object] = {
+    "fraction_train": 1.0,
+    "min_train_nodes": 2,
+    "min_available_nodes": 2,
+    "weighting": "examples",
+}
 
 
 @dataclass
@@ -99,6 +107,11 @@ class Strategy(Algorithm, uses_mean="only"):
     ----------
     min_evaluate_nodes : int, default 1
         Minimum number of clients in an evaluation.
+    personal : sequence of str, default ()
+        Names of layers, such as ``"fc3."``, or parts of names, such as ``"lora_B"``,
+        for a ClientApp that returns the whole model. The server keeps each client's own
+        copy of these arrays, sends it back to this client only, and averages the
+        others. Clients of this package keep their personal arrays themselves.
     **arguments
         The fields of `StrategySettings`.
 
@@ -116,7 +129,13 @@ class Strategy(Algorithm, uses_mean="only"):
     _settings_type = StrategySettings
     settings: StrategySettings
 
-    def __init__(self, *, min_evaluate_nodes: int = 1, **arguments: Any) -> None:
+    def __init__(
+        self,
+        *,
+        min_evaluate_nodes: int = 1,
+        personal: Sequence[str] = (),
+        **arguments: Any,
+    ) -> None:
         self._set_settings(arguments)
         settings = self.settings
         noise, clip = settings.server_dp_noise, settings.server_dp_clip
@@ -128,6 +147,16 @@ class Strategy(Algorithm, uses_mean="only"):
         # `centered-clip` saves its last change here.
         clips = settings.aggregation == rules.CENTERED_CLIP
         self.state: dict[str, Any] = {LAST_CHANGE: {}} if clips else {}
+        self.personal = (personal,) if isinstance(personal, str) else tuple(personal)
+        averages = self._traits.uses_mean == "only" and not noise
+        own_arrays = type(self).per_client is not Strategy.per_client
+        allowed = "() with noise, or if the algorithm keeps arrays of clients itself"
+        valid = not self.personal or (averages and not own_arrays)
+        require(valid, "personal", personal, allowed)
+        if self.personal:
+            self.state[PERSONAL] = {}
+        # Warnings that were logged.
+        self._warned = set[str]()
         sampling = settings.fraction_train, settings.min_train_nodes, settings.seed
         evaluated = settings.fraction_evaluate, min_evaluate_nodes, settings.seed
         self._run = Parts(
@@ -150,9 +179,10 @@ class Strategy(Algorithm, uses_mean="only"):
         """Return the arrays that only this client receives, to train or to join late.
 
         An array with the name of a shared array replaces it. The client returns all
-        other arrays as well. By default there are none.
+        other arrays as well. By default they are its ``personal`` ones.
         """
-        return {}
+        arrays: Arrays = self.state.get(PERSONAL, {}).get(client, {})
+        return arrays
 
     def for_evaluation(self, client: str) -> Arrays:
         """Return the same for an evaluation, by default as `per_client`."""
@@ -185,18 +215,25 @@ class Strategy(Algorithm, uses_mean="only"):
         """Return metrics of a round with at least one valid reply.
 
         They are ``train-loss``, the mean over examples, if a client reports its loss
-        under a name of `LOSSES`.
+        under a name of `LOSSES`. Of clients of another app, all metrics are averaged.
         """
-        weights, losses = [], []
+        reported: dict[str, list[tuple[float, float]]] = {}
         for reply in round.replies:
-            if name := next(filter(reply.metrics.__contains__, LOSSES), ""):
-                weights.append(reply.metrics.get(keys.NUM_EXAMPLES, 1.0))
-                losses.append(reply.metrics[name])
-        if not losses:
-            return {}
-        total = np.array(weights).sum()
-        loss = float(np.array(losses) @ np.array(weights) / total) if total else 0.0
-        return {"train-loss": loss}
+            weight = reply.metrics.get(keys.NUM_EXAMPLES, 1.0)
+            loss = next(filter(reply.metrics.__contains__, LOSSES), "")
+            named = {"train-loss": loss} if loss else {}
+            if self._run.clients.is_foreign(reply.node):
+                others = reply.metrics.keys() - {keys.NUM_EXAMPLES, loss}
+                named |= {name: name for name in sorted(others)}
+            for name, given in named.items():
+                pair = weight, reply.metrics[given]
+                reported.setdefault(name, []).append(pair)
+        means = {}
+        for name, pairs in reported.items():
+            weights, values = np.array(pairs).T
+            total = weights.sum()
+            means[name] = float(values @ weights / total) if total else 0.0
+        return means
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return the shared arrays of the initial model on which most clients agree.
@@ -311,6 +348,46 @@ class Strategy(Algorithm, uses_mean="only"):
                 return nodes
             clients.wait_for_others(grid, until)
 
+    # Clients of other apps.
+
+    def initialize_parameters(self, client_manager: object) -> None:
+        """Raise `SettingsError`: an app of Flower's legacy API has passed the strategy.
+
+        Flower calls this method of strategies of `ServerAppComponents`.
+        """
+        name = type(self).__name__
+        raise SettingsError(
+            f"{name} is a strategy of Flower's Message API; expected @app.main() with "
+            f"{name}(...).start(grid, initial_arrays), not ServerAppComponents or a "
+            "workflow with LegacyContext",
+            "legacy-api",
+        )
+
+    def warn_once(self, text: str, *values: object) -> None:
+        """Log a warning, at the first call with this text only."""
+        if text not in self._warned:
+            self._warned.add(text)
+            log(WARNING, text, *values)
+
+    def _look_at_foreign(self, round: Round) -> None:
+        """Warn if clients of another app do less than the algorithm's own client.
+
+        Store their ``personal`` arrays.
+        """
+        for reply in round.replies if self.personal else ():
+            self.state[PERSONAL][reply.client] = reply.personal()
+        foreign = any(self._run.clients.is_foreign(r.node) for r in round.replies)
+        client = self._traits.client.rpartition(":")[2]
+        if foreign and not self.personal and client != "FedAvgClient":
+            self.warn_once(
+                "the clients are those of another app: %s does what it does on devices "
+                "only if they do it as %s. If they return the whole model, the server "
+                "averages all of it; FedPer(personal=('HEAD.',)) keeps each client's "
+                "arrays of these names on the server, with an unchanged ClientApp",
+                type(self).__name__,
+                client,
+            )
+
     # Messages.
 
     def _open_round(self, round: Round, kind: str) -> list[Message]:
@@ -403,6 +480,7 @@ class Strategy(Algorithm, uses_mean="only"):
         if not isinstance(replies, Sequence) and self._averages_on_arrival:
             round.running = RunningMean()
         round.close(replies)
+        self._look_at_foreign(round)
         metrics: dict[str, Any] = {
             "clients": len(round.replies),
             "rejected": len(round.rejections),
@@ -436,7 +514,7 @@ class Strategy(Algorithm, uses_mean="only"):
             # read from them.
             and all(getattr(kind, name) is getattr(Strategy, name) for name in hooks)
             and settings.aggregation == "mean"
-            and not self._run.privacy
+            and not (self._run.privacy or self.personal)
             # Other participations may combine replies of several rounds.
             and type(self._run.participation) is Participation
         )
@@ -542,6 +620,12 @@ class Strategy(Algorithm, uses_mean="only"):
         sampled = settings.fraction_train, settings.min_train_nodes, settings.seed
         log(INFO, "\t├──> %s", type(self).__name__)
         log(INFO, "\t├──> Sampling: %.3g, at least %d nodes, seed %d", *sampled)
+        if self.personal:
+            log(INFO, "\t├──> Kept for each client: %s", ", ".join(self.personal))
+        differ = {n: v for n, v in FLOWERS.items() if getattr(settings, n) != v}
+        if differ:
+            text = ", ".join(f"{name}={value!r}" for name, value in differ.items())
+            log(INFO, "\t├──> Arguments that Flower's FedAvg would have: %s", text)
         log(INFO, "\t└──> Mean: %s", settings.weighting)
 
 

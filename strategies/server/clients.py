@@ -346,6 +346,11 @@ class Clients:
         """Rows of the nodes that cannot take part."""
         return {node: row for node, row in self._rows.items() if row.refusal}
 
+    def is_foreign(self, node: int) -> bool:
+        """Return whether a node's ClientApp is of another app, by its properties."""
+        row = self._rows.get(node)
+        return row is not None and keys.STRUCTURE not in row.properties
+
     def newcomers(self) -> list[int]:
         """Return the nodes that join after the training, ordered by their names."""
         return _by_name({n: c for n, c in self.known.items() if c.is_newcomer})

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import RowReply, entries_of, values_of
-from flwr_frl.common.settings import SettingsError, require
+from flwr_frl.common.settings import SettingsError, require, unknown
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server import aggregation as rules
 from flwr_frl.strategies.server.optimizer import optimizer_step
@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 # Key of the last round's change, for `centered-clip`, in the strategy's state.
 LAST_CHANGE = "last-change"
+# Key of the arrays that the server keeps for each client, in the strategy's state.
+PERSONAL = "personal"
 
 
 @dataclass
@@ -179,13 +181,27 @@ class Reply:
     def shared(self) -> Arrays:
         """Return its shared arrays, for reading only.
 
-        With ``transport="float16"`` they are converted to float32. In asynchronous
-        rounds they are moved to the current version.
+        They are without ``personal`` ones. With ``transport="float16"`` they are
+        converted to float32. In asynchronous rounds they are moved to the current
+        version.
         """
-        run, arrays = self._strategy._run, self.decoded[keys.ARRAYS]
-        if self._strategy.settings.transport == "float16":
-            arrays = as_float32(arrays, run.round.record)
+        run, arrays = self._strategy._run, self._received()
+        if names := run.round.personal:
+            arrays = {n: a for n, a in arrays.items() if n not in names}
         return run.participation.rebased(self.node, arrays)
+
+    def personal(self) -> Arrays:
+        """Return copies of the arrays that the server keeps for this client."""
+        arrays = self._received()
+        return {
+            name: arrays[name].copy() for name in self._strategy._run.round.personal
+        }
+
+    def _received(self) -> Arrays:
+        arrays: Arrays = self.decoded[keys.ARRAYS]
+        if self._strategy.settings.transport == "float16":
+            return as_float32(arrays, self._strategy._run.round.record)
+        return arrays
 
     def read(self) -> Arrays:
         """Return its arrays without copying them, for reading only."""
@@ -286,6 +302,18 @@ class Round:
         self.unused: dict[str, str] = {}
         self.running: RunningMean | None = None
 
+    @cached_property
+    def personal(self) -> list[str]:
+        """Names of the arrays that the server keeps for each client.
+
+        Raises `SettingsError` if a part of ``personal`` is in no name.
+        """
+        parts = self._strategy.personal
+        for part in parts:
+            if not any(f".{part}" in f".{name}" for name in self.record):
+                raise unknown("array", part, self.record, code="personal")
+        return [n for n in self.record if any(f".{part}" in f".{n}" for part in parts)]
+
     # Interface for algorithms.
 
     @cached_property
@@ -337,10 +365,13 @@ class Round:
         """The mean of all replies; computed once, as it may change the state."""
         strategy, running = self._strategy, self.running
         mean = running.result() if running else self._combined(self.replies)
-        if mean is None or strategy.settings.server_optimizer == "none":
-            return mean
-        about = strategy.settings, strategy.state, self.arrays, self.centre()
-        return optimizer_step(*about, mean)
+        if mean is None:
+            return None
+        if strategy.settings.server_optimizer != "none":
+            about = strategy.settings, strategy.state, self.arrays, self.centre()
+            mean = optimizer_step(*about, mean)
+        # Clients that have not trained yet receive the initial personal arrays.
+        return {**mean, **{name: self.arrays[name] for name in self.personal}}
 
     def _combined(self, replies: list[Reply]) -> Arrays | None:
         """Return the result of the rule of ``aggregation`` or of private averaging."""
@@ -360,8 +391,8 @@ class Round:
 
     def centre(self) -> Arrays:
         """Return the arrays from which replies differ by the clients' changes."""
-        sent = self.like[keys.ARRAYS]
-        arrays: Arrays = {name: values_of(array) for name, array in sent.items()}
+        sent = self.like[keys.ARRAYS].items()
+        arrays = {n: values_of(array) for n, array in sent if n not in self.personal}
         if self._strategy.settings.transport == "float16":
             arrays = as_float32(arrays, self.record)
         if self._strategy._traits.replies_are_changes:
@@ -381,8 +412,12 @@ class Round:
 
     @property
     def largest_reply(self) -> float:
-        """Limit of a reply in bytes: twice the expected size, plus 16 MiB."""
-        expected = sum(map(size_of, self.like.values())) + self.attached_bytes
+        """Limit of a reply in bytes: twice the expected size, plus 16 MiB.
+
+        Clients of other apps may return the model that they have tested.
+        """
+        like = list(self.like.values()) if self.trains else [self.record]
+        expected = sum(map(size_of, like)) + self.attached_bytes
         return REPLY_FACTOR * expected + REPLY_ALLOWANCE
 
     def accept(self, message: Message) -> Reply:
@@ -397,10 +432,13 @@ class Round:
         if row and not row.fits(self.like):
             row = None
         metrics = [row.metrics] if row else list[Mapping[str, Any]]()
+        unused = list[str]()
         for key, record in () if row else entries_of(message.content).items():
             is_array = isinstance(record, ArrayRecord)
             if isinstance(record, MetricRecord):
                 metrics.append(entries_of(record))
+            elif is_array and not self.trains:
+                unused.append(key)
             elif key not in (self.like if is_array else (keys.BYTES, keys.PROPERTIES)):
                 raise InvalidReplyError(
                     f"has the record {one_line(repr(key), 120)}, for which nobody asked"
@@ -410,6 +448,11 @@ class Round:
         if size > REPLY_ALLOWANCE and size > (most := self.largest_reply):
             raise InvalidReplyError(f"has {size:,} bytes, more than {most:,.0f}")
         strategy, reply = self._strategy, Reply(self._strategy, message, size)
+        for key in unused:
+            text = "evaluations of another app return arrays, which are not used"
+            strategy.warn_once(text)
+            # Replies stay in memory until the next evaluation.
+            del message.content[key]
         for key, like in self.like.items():
             arrays = row.arrays if row else checked_arrays(message, key, like)
             reply.decoded[key] = arrays
@@ -421,6 +464,9 @@ class Round:
         for record in metrics:
             values = check_values(record).items()
             reply.metrics = {n: v for n, v in values if isinstance(v, (int, float))}
+            if lists := sorted(record.keys() - reply.metrics.keys()):
+                text = "metrics that are lists are not averaged: %s"
+                strategy.warn_once(text, ", ".join(lists))
         if not self.trains:
             return reply
         # Detects repeated content; a Byzantine client can report any round.

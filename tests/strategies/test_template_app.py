@@ -1,23 +1,29 @@
 """An app of Flower's PyTorch template with two changed lines in server_app.py."""
 
+import logging
 import re
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, RecordDict
+from client_messages import values_of
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.server import ServerAppComponents, ServerConfig
+from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
+from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.strategies import FedAvg
+from flwr_frl.strategies import IFCA, SRPFL, FedAvg, FedRep, FFALoRA
 from flwr_frl.strategies.grids.simulation import InlineGrid
 
 APP = Path(__file__).parents[1] / "e2e" / "template_app"
@@ -181,3 +187,154 @@ def test_unknown_keys_of_another_app_are_ignored_by_our_clients() -> None:
         result = server.start(grid, initial, num_rounds=1)
         assert result.arrays.keys() == initial.keys()
         assert result.train_metrics_clientapp
+
+
+# What happens to clients of another app
+
+
+def changed_app(mod: Callable[..., Message]) -> ClientApp:
+    """Return the unchanged ClientApp, whose replies a mod sees or changes."""
+    module = import_module("templateapp.client_app")
+    app = ClientApp(mods=[mod])
+    app.train()(module.train)
+    app.evaluate()(module.evaluate)
+    return app
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+
+
+ALL = "fraction_train=1.0, fraction_evaluate=fraction_evaluate"
+
+
+def test_personal_arrays_of_an_unchanged_client_app_stay_on_the_server(caplog):
+    seen: dict[tuple[str, int], list[dict[str, np.ndarray]]] = {}
+
+    def noting(message: Message, context: Context, call: Any) -> Message:
+        kind, node = message.metadata.message_type, context.node_config["partition-id"]
+        for way in "sent", "back":
+            if "arrays" in message.content:
+                arrays = values_of(message.content["arrays"])
+                seen.setdefault((f"{kind} {way}", node), []).append(arrays)
+            message = call(message, context) if way == "sent" else message
+        return message
+
+    strategy = f'FedPer(personal=("fc2.",), {ALL})'
+    result = run(OURS.format("FedPer"), strategy, changed_app(noting))
+    assert warnings(caplog) == []
+    heads, first = {}, []
+    for node in range(N):
+        sent, back, tested = (
+            np.array([arrays["fc2.weight"] for arrays in seen[kind, node]])
+            for kind in ("train sent", "train back", "evaluate sent")
+        )
+        # A client trains and tests its own head, as it last returned it.
+        np.testing.assert_array_equal(sent[1:], back[:-1])
+        np.testing.assert_array_equal(tested, back)
+        heads[node], initial = back[-1], sent[0]
+        first.append(seen["train back", node][-1]["fc1.weight"])
+    assert not any(np.array_equal(heads[0], heads[node]) for node in range(1, N))
+    mean = np.mean(np.float64(first), axis=0)
+    np.testing.assert_allclose(weights(result)["fc1.weight"], mean, atol=1e-6)
+    # New clients would receive the initial head.
+    np.testing.assert_array_equal(weights(result)["fc2.weight"], initial)
+
+
+@pytest.mark.parametrize(
+    "strategy",
+    [
+        'FedPer(personal=("fc9.",))',
+        'FLUTE(personal=("fc2.",))',
+        'FedPer(personal=("fc2.",), server_dp_noise=1.0, server_dp_clip=1.0, '
+        "server_dp_delta=1e-5)",
+    ],
+)
+def test_invalid_personal_arrays_are_refused(strategy: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        run(OURS.format("FLUTE, FedPer"), strategy)
+    assert caught.value.code == "personal"
+
+
+@pytest.mark.parametrize(
+    ("name", "count"), [("FedRep", 1), ("Ditto", 1), ("FedAvg", 0)]
+)
+def test_one_warning_if_the_client_app_is_not_the_algorithm_s(name, count, caplog):
+    run(OURS.format(name), f"{name}({ALL})")
+    assert len(warnings(caplog)) == count
+    assert all("FedPer(personal=" in line for line in warnings(caplog))
+
+
+def test_arrays_from_an_evaluation_and_lists_of_metrics_are_left_out(caplog):
+    def returning_more(message: Message, context: Context, call: Any) -> Message:
+        reply = call(message, context)
+        if message.metadata.message_type == "evaluate":
+            reply.content["arrays"] = message.content["arrays"]
+        else:
+            node = int(context.node_config["partition-id"])
+            reply.content["metrics"]["train_accuracy"] = node / 10
+            reply.content["metrics"]["by-class"] = [0.5, 1.0]
+        return reply
+
+    app = changed_app(returning_more)
+    result = run(OURS.format("FedAvg"), f"FedAvg({ALL})", app)
+    rounds = CONFIG["num-server-rounds"]
+    for metrics in result.evaluate_metrics_clientapp.values():
+        assert (metrics["evaluated"], metrics["evaluation-rejected"]) == (N, 0)
+    assert len(warnings(caplog)) == 2
+    theirs = run(IMPORT, STRATEGY, app).train_metrics_clientapp[rounds]
+    ours = result.train_metrics_clientapp[rounds]
+    # The sizes of the clients are 1 : 2 : 3 : 4.
+    assert ours["train_accuracy"] == pytest.approx(0.2)
+    assert theirs["train_accuracy"] == pytest.approx(0.2)
+    assert "by-class" not in ours
+
+
+def test_ffa_lora_keeps_the_initial_a_of_another_app() -> None:
+    def renamed(arrays: ArrayRecord, old: str, new: str) -> ArrayRecord:
+        return ArrayRecord({n.replace(old, new): a for n, a in arrays.items()})
+
+    def with_adapters(message: Message, context: Context, call: Any) -> Message:
+        former = message.content["arrays"]
+        message.content["arrays"] = renamed(former, "lora_A", "fc1")
+        reply = call(message, context)
+        if "arrays" in reply.content:
+            reply.content["arrays"] = renamed(reply.content["arrays"], "fc1", "lora_A")
+        return reply
+
+    net = import_module("templateapp.task").Net()
+    initial = renamed(ArrayRecord(net.state_dict()), "fc1", "lora_A")
+    grid = ConnectedGrid(changed_app(with_adapters), N, CONFIG)
+    config = ConfigRecord({"lr": 0.1})
+    after = FFALoRA().start(grid, initial, 1, train_config=config).arrays
+    for name, array in values_of(initial).items():
+        same = np.array_equal(after[name].numpy(), array)
+        assert same == ("lora_A" in name)
+
+
+def test_the_arguments_that_flower_s_fedavg_would_have_are_named(caplog):
+    run(OURS.format("FedAvg"), f"FedAvg({ALL})")
+    (line,) = [x for x in caplog.messages if "Flower's FedAvg" in x]
+    assert "weighting='examples'" in line
+    assert "fraction_train" not in line
+
+
+def test_new_arguments_of_start_reach_flower(monkeypatch) -> None:
+    def start(self: Any, grid: Any, *args: Any, **kwargs: Any) -> Result:
+        return Result(arrays=kwargs["should_stop"])
+
+    monkeypatch.setattr(FlowerStrategy, "start", start)
+    grid = ConnectedGrid(client_app(), N, CONFIG)
+    started = FedRep().start(grid, ArrayRecord(), 3, should_stop="it")
+    assert started.arrays == "it"
+
+
+@pytest.mark.parametrize("strategy", [FedRep(), IFCA(), SRPFL(FedRep())])
+def test_the_legacy_api_is_refused_in_one_line(strategy: Any) -> None:
+    config = ServerConfig(num_rounds=1)
+    parts = ServerAppComponents(strategy=strategy, config=config)
+    app = ServerApp(server_fn=lambda context: parts)
+    with pytest.raises(SettingsError) as caught:
+        app(ConnectedGrid(client_app(), N, CONFIG), Context(1, 0, {}, RecordDict(), {}))
+    assert caught.value.code == "legacy-api"
+    assert "\n" not in str(caught.value)
