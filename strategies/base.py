@@ -23,6 +23,7 @@ from flwr.serverapp.strategy import Result
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import fill, memory_record, message_like
+from flwr_frl.common.command_line import shorten_errors
 from flwr_frl.common.settings import (
     SettingsError,
     require,
@@ -136,6 +137,8 @@ class Strategy(Algorithm, uses_mean="only"):
         personal: Sequence[str] = (),
         **arguments: Any,
     ) -> None:
+        # Also in ServerApps of other apps.
+        shorten_errors()
         self._set_settings(arguments)
         settings = self.settings
         noise, clip = settings.server_dp_noise, settings.server_dp_clip
@@ -308,6 +311,8 @@ class Strategy(Algorithm, uses_mean="only"):
         result = super().start(grid, initial_arrays, num_rounds, *args, **kwargs)
         if clients.counted == before and result.train_metrics_clientapp:
             why = self._run.round.failure or clients.failure or "there are none"
+            if clients.known and all(map(clients.is_foreign, clients.known)):
+                why += self._remedy()
             raise SettingsError(f"in no round did a client's reply count: {why}")
         return result
 
@@ -361,6 +366,14 @@ class Strategy(Algorithm, uses_mean="only"):
             f"{name}(...).start(grid, initial_arrays), not ServerAppComponents or a "
             "workflow with LegacyContext",
             "legacy-api",
+        )
+
+    def _remedy(self) -> str:
+        """Return what to do if the clients of another app lack something."""
+        client = self._traits.client.rpartition(":")[2]
+        return (
+            f". {type(self).__name__} needs clients that do the same as {client}; that "
+            'is the clientapp "flwr_frl.clients.client_app:app" with its algorithm'
         )
 
     def warn_once(self, text: str, *values: object) -> None:

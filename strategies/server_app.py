@@ -1,6 +1,5 @@
 """The Flower ServerApp: runs any algorithm and writes its results."""
 
-import logging
 from collections.abc import Callable, Mapping
 from logging import INFO, WARNING
 from pathlib import Path
@@ -11,6 +10,7 @@ from flwr.app import Context, UserConfig
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
+from flwr_frl.common.command_line import shorten_errors
 from flwr_frl.common.messages import (
     CLASS_COUNTS,
     HELD_CLASSES,
@@ -254,15 +254,6 @@ def server_settings(given: Settings) -> Settings:
     return resolve(given, settings_owners, strict=not foreign)
 
 
-def without_traceback(record: logging.LogRecord) -> bool:
-    """Make the log record of a `SettingsError` one line, as a filter of a logger."""
-    error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, SettingsError):
-        record.exc_info, record.args = None, ()
-        record.msg = f"error: {error}"
-    return True
-
-
 def make_app(
     run_config: UserConfig | None = None,
     finished: Callable[[dict[str, Any]], None] = lambda summary: None,
@@ -286,16 +277,12 @@ def make_app(
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         overrides = context.run_config if run_config is None else run_config
-        try:
-            settings = server_settings(overrides)
-            with served_for(settings):
-                summary = serve(grid, settings)
-            if why := failure(short_name(str(settings["algorithm"])), summary):
-                raise SettingsError(why, LOST)
-        except SettingsError:
-            # Flower logs it after this function. A filter is not added twice.
-            logging.getLogger("flwr").addFilter(without_traceback)
-            raise
+        shorten_errors()
+        settings = server_settings(overrides)
+        with served_for(settings):
+            summary = serve(grid, settings)
+        if why := failure(short_name(str(settings["algorithm"])), summary):
+            raise SettingsError(why, LOST)
         log(INFO, "finished: %s", summary)
         finished(summary)
 

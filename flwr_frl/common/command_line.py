@@ -1,6 +1,7 @@
 """Argument parsing with one-line errors."""
 
 import argparse
+import logging
 import os
 import re
 import sys
@@ -39,6 +40,20 @@ def exit_code(command: Callable[[], int]) -> int:
     except (SettingsError, TrainingDivergedError, OSError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def shorten_errors() -> None:
+    """Let Flower log a `SettingsError` of an app as one line, without its traceback."""
+    # A filter is not added twice.
+    logging.getLogger("flwr").addFilter(_without_traceback)
+
+
+def _without_traceback(record: logging.LogRecord) -> bool:
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, SettingsError):
+        record.exc_info, record.args = None, ()
+        record.msg = f"error: {error}"
+    return True
 
 
 def run_config(texts: list[str]) -> dict[str, Any]:

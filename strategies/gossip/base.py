@@ -156,9 +156,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
             if valid and isinstance(lengths, list) and min(lengths, default=0) >= 1:
                 reports[(*omegas, *lengths)] += 1
         if not reports:
-            raise SettingsError(
-                "no client reports message-bytes; gossip strategies need gossip clients"
-            )
+            raise SettingsError(f"no client reports message-bytes{self._remedy()}")
         ((omega, typical_omega, *lengths), _), *_ = reports.most_common(1)
         self._message_lengths = frozenset(lengths)
         if self.uses_consensus_step:

@@ -179,7 +179,7 @@ def test_fraction_evaluate_and_min_evaluate_nodes(
 # Our ClientApp in another app
 
 
-def test_unknown_keys_of_another_app_are_ignored_by_our_clients() -> None:
+def test_unknown_keys_of_another_app_are_ignored_by_our_clients(caplog) -> None:
     config = {**CONFIG, "algorithm": "fedavg", "classes-per-client": 5}
     grid = InlineGrid(make_app(config), N)
     initial = FedAvg().initialize(grid)
@@ -187,6 +187,9 @@ def test_unknown_keys_of_another_app_are_ignored_by_our_clients() -> None:
         result = server.start(grid, initial, num_rounds=1)
         assert result.arrays.keys() == initial.keys()
         assert result.train_metrics_clientapp
+    # The template's name of one of our settings is not ignored without a word.
+    (line,) = warnings(caplog)
+    assert line == "local-epochs is not read; the setting is representation-epochs"
 
 
 # What happens to clients of another app
