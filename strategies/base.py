@@ -150,13 +150,13 @@ class Strategy(Algorithm, uses_mean="only"):
         # `centered-clip` saves its last change here.
         clips = settings.aggregation == rules.CENTERED_CLIP
         self.state: dict[str, Any] = {LAST_CHANGE: {}} if clips else {}
-        self.personal = (personal,) if isinstance(personal, str) else tuple(personal)
+        self._personal = (personal,) if isinstance(personal, str) else tuple(personal)
         averages = self._traits.uses_mean == "only" and not noise
         own_arrays = type(self).per_client is not Strategy.per_client
         allowed = "() with noise, or if the algorithm keeps arrays of clients itself"
-        valid = not self.personal or (averages and not own_arrays)
+        valid = not self._personal or (averages and not own_arrays)
         require(valid, "personal", personal, allowed)
-        if self.personal:
+        if self._personal:
             self.state[PERSONAL] = {}
         # Warnings that were logged.
         self._warned = set[str]()
@@ -376,7 +376,7 @@ class Strategy(Algorithm, uses_mean="only"):
             'is the clientapp "flwr_frl.clients.client_app:app" with its algorithm'
         )
 
-    def warn_once(self, text: str, *values: object) -> None:
+    def _warn_once(self, text: str, *values: object) -> None:
         """Log a warning, at the first call with this text only."""
         if text not in self._warned:
             self._warned.add(text)
@@ -387,12 +387,12 @@ class Strategy(Algorithm, uses_mean="only"):
 
         Store their ``personal`` arrays.
         """
-        for reply in round.replies if self.personal else ():
+        for reply in round.replies if self._personal else ():
             self.state[PERSONAL][reply.client] = reply.personal()
         foreign = any(self._run.clients.is_foreign(r.node) for r in round.replies)
         client = self._traits.client.rpartition(":")[2]
-        if foreign and not self.personal and client != "FedAvgClient":
-            self.warn_once(
+        if foreign and not self._personal and client != "FedAvgClient":
+            self._warn_once(
                 "the clients are those of another app: %s does what it does on devices "
                 "only if they do it as %s. If they return the whole model, the server "
                 "averages all of it; FedPer(personal=('HEAD.',)) keeps each client's "
@@ -527,7 +527,7 @@ class Strategy(Algorithm, uses_mean="only"):
             # read from them.
             and all(getattr(kind, name) is getattr(Strategy, name) for name in hooks)
             and settings.aggregation == "mean"
-            and not (self._run.privacy or self.personal)
+            and not (self._run.privacy or self._personal)
             # Other participations may combine replies of several rounds.
             and type(self._run.participation) is Participation
         )
@@ -633,8 +633,8 @@ class Strategy(Algorithm, uses_mean="only"):
         sampled = settings.fraction_train, settings.min_train_nodes, settings.seed
         log(INFO, "\t├──> %s", type(self).__name__)
         log(INFO, "\t├──> Sampling: %.3g, at least %d nodes, seed %d", *sampled)
-        if self.personal:
-            log(INFO, "\t├──> Kept for each client: %s", ", ".join(self.personal))
+        if self._personal:
+            log(INFO, "\t├──> Kept for each client: %s", ", ".join(self._personal))
         differ = {n: v for n, v in FLOWERS.items() if getattr(settings, n) != v}
         if differ:
             text = ", ".join(f"{name}={value!r}" for name, value in differ.items())

@@ -308,7 +308,7 @@ class Round:
 
         Raises `SettingsError` if a part of ``personal`` is in no name.
         """
-        parts = self._strategy.personal
+        parts = self._strategy._personal
         for part in parts:
             if not any(f".{part}" in f".{name}" for name in self.record):
                 raise unknown("array", part, self.record, code="personal")
@@ -450,7 +450,7 @@ class Round:
         strategy, reply = self._strategy, Reply(self._strategy, message, size)
         for key in unused:
             text = "evaluations of another app return arrays, which are not used"
-            strategy.warn_once(text)
+            strategy._warn_once(text)
             # Replies stay in memory until the next evaluation.
             del message.content[key]
         for key, like in self.like.items():
@@ -466,7 +466,7 @@ class Round:
             reply.metrics = {n: v for n, v in values if isinstance(v, (int, float))}
             if lists := sorted(record.keys() - reply.metrics.keys()):
                 text = "metrics that are lists are not averaged: %s"
-                strategy.warn_once(text, ", ".join(lists))
+                strategy._warn_once(text, ", ".join(lists))
         if not self.trains:
             return reply
         # Detects repeated content; a Byzantine client can report any round.

@@ -35,7 +35,7 @@ STRATEGY = "FedAvg(fraction_evaluate=fraction_evaluate)"
 OURS = "from flwr_frl.strategies import {}"
 N = 4
 GUIDE = (Path(__file__).parents[2] / "docs" / "flower-app.md").read_text()
-SENTENCE = GUIDE.split("with an unchanged ClientApp: ")[1].split(",\nand ")[0]
+SENTENCE = GUIDE.split("with an unchanged ClientApp: ")[1].split("SRPFL")[0]
 # Strategies that work with any ClientApp, as the guide lists them.
 LISTED = re.findall(r"`(\w+)`", SENTENCE)
 
