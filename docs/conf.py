@@ -79,8 +79,12 @@ html_theme_options = {
     "navbar_end": ["search-button", "theme-switcher", "navbar-icon-links"],
     "footer_start": ["copyright"],
     "footer_end": [],
-    # The two columns of an algorithm need the width.
-    "secondary_sidebar_items": {"*": ["page-toc"], "[!a]*/*": ["page-toc"]},
+    # Not for algorithms, which need the width.
+    "secondary_sidebar_items": {
+        "[!a]*": ["page-toc"],
+        "[!a]*/*": ["page-toc"],
+        "architecture": ["page-toc"],
+    },
 }
 # GitHub's runners set this variable.
 if repository := os.environ.get("GITHUB_REPOSITORY"):
