@@ -18,6 +18,7 @@ from torch import Tensor
 from flwr_frl.clients.device.account import PrivateTraining
 from flwr_frl.clients.device.evaluation import class_mask, evaluate_model
 from flwr_frl.clients.device.groups import (
+    HEAD,
     REPRESENTATION,
     WHOLE,
     Arrays,
@@ -83,6 +84,10 @@ class TrainingSettings(TrainerSettings):
         Epochs of the representation, or of both parts if they train together.
     newcomer_epochs : int, default 10
         Epochs in which a client that joins after training fits its personal part.
+    head_epochs_before_test : int, default 0
+        Epochs in which each client fits its personal head to the received
+        representation before every test, and before the model is used (SRPFL, remark
+        4.8). The fitted head is not kept.
     augment_head : bool, default True
         Whether images are augmented while only the head trains. If not, the features
         are computed once; a round with 10 head epochs then takes a third of the time.
@@ -90,6 +95,7 @@ class TrainingSettings(TrainerSettings):
 
     representation_epochs: int = setting(1, ge=0)
     newcomer_epochs: int = setting(10, ge=0)
+    head_epochs_before_test: int = setting(0, ge=0)
     augment_head: bool = setting(True)
 
 
@@ -276,6 +282,10 @@ class Client(NumPyClient):
         about_frozen = self._about_frozen()
         counts = example_counts(self.task, self._index)
         _ = self._loss  # Checks the class weights.
+        epochs, kind = getattr(self.settings, "head_epochs_before_test", 0), type(self)
+        fits = HEAD in self.personal and kind.deployed_model is Client.deployed_model
+        allowed = "0 for a method whose clients have no personal head to test with"
+        require(fits or not epochs, "head-epochs-before-test", epochs, allowed)
         if self._private:
             self._private.check(self.task.scratch_model)
         # All models of a task have the same structure.
@@ -525,11 +535,17 @@ class Client(NumPyClient):
     def deployed_model(self) -> SplitModel:
         """Return the model that this client predicts with, and that `evaluate` tests.
 
-        The default is ``model``: the received shared part with the saved personal part.
-        It may be called any number of times, and always returns the same values. An
-        override that trains does so on a copy of this client (`on_copy`).
+        The default is ``model``: the received shared part with the saved personal part,
+        whose head is first trained for ``head-epochs-before-test``. It may be called
+        any number of times, and always returns the same values. An override that trains
+        does so on a copy of this client (`on_copy`).
         """
-        return self.model
+        epochs = getattr(self.settings, "head_epochs_before_test", 0)
+        if not epochs or not len(self.task.train_examples(self._index)):
+            return self.model
+        with on_copy(self) as client:
+            client.train("head", epochs)
+        return client.model
 
     def _test(self, model: SplitModel) -> EvaluateResult:
         """Test a model on this client's test examples; returns as `evaluate`."""

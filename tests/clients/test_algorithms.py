@@ -9,6 +9,7 @@ import pytest
 import torch
 from client_messages import new_context
 from flwr.app import Context
+from refusals import code_of
 
 from flwr_frl.clients import FedAvgFTClient
 from flwr_frl.clients.base import Client
@@ -17,7 +18,7 @@ from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedper import FedPerClient
 from flwr_frl.clients.fedrep import FedRepClient
 from flwr_frl.clients.local import LocalClient
-from flwr_frl.common.settings import build, resolve
+from flwr_frl.common.settings import Settings, build, resolve
 from flwr_frl.task.tasks.linear import LinearTask
 
 HEAD_EPOCHS, REPRESENTATION_EPOCHS = 4, 3
@@ -30,10 +31,14 @@ TASK = LinearTask(dimension=4, rank=2, samples=9, num_clients=3)
 
 
 def client_of(
-    kind: type[Client], context: Context | None = None, index: int = 1, **state
+    kind: type[Client],
+    context: Context | None = None,
+    index: int = 1,
+    settings: Settings = SETTINGS,
+    **state,
 ) -> Client:
     held = PersonalState(context or new_context(), None, **state)
-    return kind(TASK, index, held, build(kind._settings_type, SETTINGS))
+    return kind(TASK, index, held, build(kind._settings_type, settings))
 
 
 def as_sent(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -178,6 +183,21 @@ def test_evaluation_uses_the_received_representation_and_the_personal_head():
     loss, _, _ = client.evaluate(as_sent(other), {"server-round": 7})
     assert loss == pytest.approx(expected_loss(other, initial_w, 2), rel=1e-4)
     assert len(context.state) == 0
+
+
+def test_a_personal_head_may_be_fitted_only_for_the_test():
+    settings = {**SETTINGS, "head-epochs-before-test": 5}
+    b, w = initial()
+    _, tuned, _ = numpy_train(b, w, 1, 5, "w")
+    context = new_context()
+    client = client_of(FedRepClient, context, settings=settings)
+    for _ in range(2):
+        loss, _, _ = client.evaluate(as_sent(b), {"server-round": 3})
+        assert loss == pytest.approx(expected_loss(b, tuned, 1), rel=1e-4)
+    assert len(context.state) == 0
+    # A global method has no personal head.
+    other = client_of(FedAvgClient, settings=settings)
+    assert code_of(other.get_properties, {}) == "head-epochs-before-test"
 
 
 def test_fine_tuning_trains_the_head_only_for_the_test():
