@@ -42,7 +42,13 @@ from flwr_frl.clients.device.setup import (
     torch_seed,
 )
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import ReplyRows, RowReply, entries_of, reply_with
+from flwr_frl.common.arrays import (
+    ReplyRows,
+    RowArrays,
+    RowReply,
+    entries_of,
+    reply_with,
+)
 from flwr_frl.common.run_cache import run_object
 from flwr_frl.common.settings import (
     ResourceError,
@@ -306,7 +312,7 @@ class Rows:
     Parameters
     ----------
     setups, messages, contexts : sequence
-        Their settings and messages, with the same arrays, and their nodes' contexts.
+        Their settings and messages, and their nodes' contexts.
     only_if_faster : bool
         Whether to refuse models that are faster one by one.
     """
@@ -498,12 +504,26 @@ class Rows:
 
     def fit(self) -> list[Message | None]:
         """Answer the messages, as `Client.fit` does; None for clients that fail."""
-        client, n = self._client, len(self._messages)
+        loss, sent, saved, metrics = self._updated()
+        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in saved.items()}
+        if shapes != self._client._shapes:
+            raise CannotBeRowsError("it saves arrays of other shapes")
+        kept = {name: to_numpy(tensor) for name, tensor in saved.items()}
+        for i, state in enumerate(self._states):
+            if i not in self._failed:
+                try:
+                    arrays = {name: rows[i] for name, rows in kept.items()}
+                    state.save(arrays, int(self.config[keys.SERVER_ROUND]))
+                except TrainingDivergedError:
+                    self._failed.add(i)
+        return self._replies(sent, {"train-loss": loss, **metrics})
+
+    def _updated(self) -> tuple[Tensor, Tensors, Tensors, Tensors]:
+        """Return the clients' losses, arrays to send and to save, and metrics."""
+        client = self._client
         sent_names = array_names(client, client.sent)
         saved_names = array_names(client, client.personal)
-
         number = partial(torch.as_tensor, dtype=torch.float64)
-
         common = client.received
 
         def update(tensors: Tensors, saved: Tensors, own: Tensors) -> Any:
@@ -520,34 +540,26 @@ class Rows:
                 {n: number(value) for n, value in self.metrics.items()},
             )
 
-        results = torch.vmap(update)(self._tensors, self.saved, self._own)
-        losses, sent, saved, metrics = results
+        results: Any = torch.vmap(update)(self._tensors, self.saved, self._own)
         client.received = common
         check_received(client)
         check_untrained(client, self._tensors)
-        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in saved.items()}
-        if shapes != client._shapes:
-            raise CannotBeRowsError("it saves arrays of other shapes")
-        kept = {name: to_numpy(tensor) for name, tensor in saved.items()}
-        for i, state in enumerate(self._states):
-            if i not in self._failed:
-                try:
-                    arrays = {name: rows[i] for name, rows in kept.items()}
-                    state.save(arrays, int(self.config[keys.SERVER_ROUND]))
-                except TrainingDivergedError:
-                    self._failed.add(i)
+        return tuple(results)
+
+    def _replies(self, sent: Tensors, metrics: Tensors) -> list[Message | None]:
+        """Return the replies; None for clients that have failed."""
+        client, rounded = self._client, self._setup.device.rounded
         like: Any = self._messages[0].content[keys.ARRAYS]
         arrays = {}
         for name, tensor in sent.items():
             values = np.ascontiguousarray(to_numpy(tensor))
             dtype = like[name].dtype if name in like else ""
             arrays[name] = as_received(values, dtype)
-        rounded, round_ = self._setup.device.rounded, self.config[keys.SERVER_ROUND]
         columns = {
             keys.NUM_EXAMPLES: [rounded(len(each)) for each in self._examples],
-            "train-loss": losses.tolist(),
             **{name: column.tolist() for name, column in metrics.items()},
-            keys.SERVER_ROUND: [float(round_)] * n,
+            keys.SERVER_ROUND: [float(self.config[keys.SERVER_ROUND])]
+            * len(self._messages),
         }
         of_clients = zip(*columns.values(), strict=True)
         rows = ReplyRows(
@@ -558,7 +570,7 @@ class Rows:
             if keys.HEAD not in entries_of(message.content):
                 return RowReply(rows, i, message)
             of_client: Config = {**rows.metrics[i]}
-            values = [arrays[name][i] for name in sent_names]
+            values = list(RowArrays(rows, i).values())
             count = int(of_client.pop(keys.NUM_EXAMPLES))
             result = values, count, of_client
             return reply_with(pack(message, client, result, rounded), message)
