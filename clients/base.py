@@ -347,7 +347,7 @@ class Client(NumPyClient):
         self.config, self.metrics, self.received = config, {}, {}
         names = array_names(self, self.shared)
         for name, array in zip(names, parameters, strict=True):
-            # Shared by all clients of a process; `check_received` reports changes.
+            # Shared by all clients of a process; `check_changes` reports changes.
             tensor = torch.from_numpy(array).to(self._device)
             # `transport="float16"` concerns only the messages.
             is_half = tensor.dtype == torch.float16

@@ -15,8 +15,7 @@ from torch import Tensor
 from flwr_frl.clients.base import Client, Config, FitResult
 from flwr_frl.clients.device.groups import (
     array_names,
-    check_received,
-    check_untrained,
+    check_changes,
     initial_arrays,
 )
 from flwr_frl.common import messages as keys
@@ -184,10 +183,7 @@ def pack(
             f"{len(names)} NumPy arrays, those of {', '.join(names)}, a number of "
             f"examples, and a dict of metrics, all numbers: {error}"
         ) from None
-    check_received(client)
-    # Without `_receive`, the model is another client's of this process.
-    if client.received or not client.shared:
-        check_untrained(client, client.model.tensors)
+    check_changes(client, client.model.tensors)
     records = RecordDict()
     for key, record in message.content.items():
         if not isinstance(record, ArrayRecord):

@@ -144,13 +144,22 @@ def check_groups(client: "Client", model: nn.Module) -> None:
             )
 
 
-def check_untrained(client: "Client", tensors: Mapping[str, Tensor]) -> None:
-    """Raise `SettingsError` if a parameter outside all groups has been trained.
+def check_changes(client: "Client", tensors: Mapping[str, Tensor]) -> None:
+    """Raise `SettingsError` if `Client.update` has changed what it must not change.
 
-    ``tensors`` are those of the model, or of several models, stacked. Such a parameter
-    is reset to its initial value in every round. It may be trained only outside of
-    `Client.update`, for example by fine-tuning before a test.
+    ``tensors`` are those of the model, or of several models, stacked. A parameter
+    outside all groups is reset to its initial value in every round. It may be trained
+    only outside of `Client.update`, for example by fine-tuning before a test.
     """
+    for name, tensor in client.received.items():
+        if tensor._version:
+            raise SettingsError(
+                f"{type(client).__name__} changes self.received[{name!r}] in place, "
+                "which all clients of a process share; it must clone it first"
+            )
+    # Without `_receive`, the model is another client's of this process.
+    if client.shared and not client.received:
+        return
     groups = {*client.shared, *client.personal, *client.sent}
     for name in client.model.structure.parameters:
         if client._group_of(name) in groups:
@@ -162,14 +171,4 @@ def check_untrained(client: "Client", tensors: Mapping[str, Tensor]) -> None:
                 f"{type(client).__name__}.update trains {name!r}, which is in no "
                 f"group: its group {client._group_of(name)!r} must be in shared or "
                 "personal to be kept, or not be trained; else every round resets it"
-            )
-
-
-def check_received(client: "Client") -> None:
-    """Raise `SettingsError` if a client has changed a received array in place."""
-    for name, tensor in client.received.items():
-        if tensor._version:
-            raise SettingsError(
-                f"{type(client).__name__} changes self.received[{name!r}] in place, "
-                "which all clients of a process share; it must clone it first"
             )

@@ -27,8 +27,7 @@ from flwr_frl.clients.device.groups import (
     REPRESENTATION,
     Tensors,
     array_names,
-    check_received,
-    check_untrained,
+    check_changes,
     initial_arrays,
     to_numpy,
     under,
@@ -542,8 +541,7 @@ class Rows:
 
         results: Any = torch.vmap(update)(self._tensors, self.saved, self._own)
         client.received = common
-        check_received(client)
-        check_untrained(client, self._tensors)
+        check_changes(client, self._tensors)
         return tuple(results)
 
     def _replies(self, sent: Tensors, metrics: Tensors) -> list[Message | None]:

@@ -15,7 +15,7 @@ from torch import nn
 from flwr_frl import simulate
 from flwr_frl.clients import FedAvgClient, FedProtoClient, FedRepClient
 from flwr_frl.clients.algorithms import client_setup
-from flwr_frl.clients.device.groups import HEAD, check_untrained
+from flwr_frl.clients.device.groups import HEAD, check_changes
 from flwr_frl.clients.device.setup import build_client
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.settings import build, resolve
@@ -84,7 +84,7 @@ def test_a_trained_parameter_in_no_group_is_named():
     def fit(kind):
         client = client_of(kind, small, numbers())
         reply = one_round(client)
-        check_untrained(client, client.model.tensors)
+        check_changes(client, client.model.tensors)
         return reply
 
     arrays, n, _ = fit(HeadAlone)
