@@ -57,6 +57,8 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     tuning = names[:1] == ["tune"]
     allowed = "'tune' before the algorithms, as in: tune fedrep --grid …"
     require(tuning or not grid, "grid", grid, allowed)
+    baseline, allowed = namespace.baseline, "unset, except with compare DIR …"
+    require(not baseline, "baseline", baseline, allowed)
     chosen = overrides.get("algorithm")
     algorithms = names[tuning:] or ([str(chosen)] if chosen else [*DEFAULT_ALGORITHMS])
 
@@ -77,8 +79,10 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
         text = terminal(cells(summaries, "test", DETAILS)) + legend(summaries, "test")
         files = f"{TUNED} and table"
     else:
-        comparison = compare(output)
-        write_paper(Path(output), comparison)
+        # Runs have resolved the folder, too.
+        folder = Path(output).resolve()
+        comparison = compare(folder)
+        write_paper(folder, comparison)
         text = comparison.text((*DETAILS, *OF_TESTS))
         files = "metrics, clients, summary, tables and figures"
     print(text)

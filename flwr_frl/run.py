@@ -148,6 +148,7 @@ class Run:
     def __repr__(self) -> str:
         """Return the main results and the folder in one line."""
         result = describe(self.summary, self.evaluated_on)
+        result += f" ({self.summary.get('protocol')})"
         seeds = f", {len(self.settings)} seeds" if len(self.settings) > 1 else ""
         folder = os.path.commonpath(list(self.folders.values()))
         return f"<Run {self.algorithm}: {result}{seeds}, in {folder!r}>"

@@ -220,19 +220,23 @@ def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     -------
     dict
         The mean of each entry that all summaries have, or the maximum of `LARGEST`;
+        the different values of texts;
         with at least two seeds ``NAME-std-seeds``, the sample standard deviation
         (n - 1), except for `WITHOUT_DEVIATION`; ``seeds``, the number of seeds.
     """
     combined: dict[str, Any] = {}
     for name in summaries[0]:
         values: list[Any] = [summary.get(name) for summary in summaries]
-        same = len(set(map(repr, values))) == 1
         # Values that are not finite are stored as null.
-        if not (same or all(map(is_number, values))):
+        if None in values:
             continue
+        if isinstance(values[0], str):
+            combined[name] = " or ".join(dict.fromkeys(values))
+            continue
+        same = len(set(map(repr, values))) == 1
         reduce = max if name in LARGEST else np.mean
         combined[name] = values[0] if same else float(reduce(values))
-        if name not in WITHOUT_DEVIATION and is_number(values[0]) and len(values) > 1:
+        if name not in WITHOUT_DEVIATION and len(values) > 1:
             combined[name + OVER_SEEDS] = float(np.std(values, ddof=1))
     return {**combined, "seeds": len(summaries)}
 

@@ -81,6 +81,9 @@ def test_means_and_sample_standard_deviations():
     # Privacy budgets are the maximum over seeds, not the mean.
     spent = [{"epsilon": e, "example-epsilon": 2 * e} for e in (1.0, 4.0, 2.0)]
     assert over_seeds(spent) == {"epsilon": 4.0, "example-epsilon": 8.0, "seeds": 3}
+    protocols = [{"protocol": f"mean of last {n} rounds", "loss": None} for n in (3, 9)]
+    text = "mean of last 3 rounds or mean of last 9 rounds"
+    assert over_seeds(protocols) == {"protocol": text, "seeds": 2}
 
 
 def test_files_of_several_seeds(tmp_path, figures):

@@ -59,7 +59,7 @@ def test_a_plot_has_a_curve_per_algorithm(runs):
     figure = runs.plot()
     assert figure._repr_png_().startswith(b"\x89PNG")
     axes = figure.axes[0]
-    assert [line.get_label() for line in axes.lines] == ["fedavg", "fedrep"]
+    assert [line.get_label() for line in axes.lines] == ["FedAvg", "FedRep"]
     rounds = runs["fedrep"].rounds
     means = rounds.groupby("round")["accuracy"].mean()
     np.testing.assert_allclose(axes.lines[1].get_ydata(), means)

@@ -7,7 +7,7 @@ import pytest
 from command_line import STEADY, assert_same_rows, json_of, rows_of, run
 from PIL import Image
 
-from flwr_frl import cli, running
+from flwr_frl import cli, compare, running
 from flwr_frl.cli import parse
 from flwr_frl.common.settings import defaults
 from flwr_frl.predict.__main__ import named_in, parser_of
@@ -73,6 +73,11 @@ def test_clients_and_summary_agree_with_the_rows(compared, algorithm):
     assert summary["accuracy"] == pytest.approx(np.mean(last))
     assert summary["accuracy"] != max(last)
     assert summary["accuracy-last"] == last[-1]
+    # The tables show the same number.
+    results = {row.method: row.result for row in compare(compared).rows}
+    assert results[algorithm] == summary["accuracy"]
+    for name in ("table.md", "report.html"):
+        assert f"{summary['accuracy']:.2%}" in (compared / name).read_text()
     assert summary["protocol"] == "mean of last 10 rounds"
     tested = {"fedavg": "received", "fedrep": "with personal parts"}
     assert summary["tested-model"] == tested[algorithm]
