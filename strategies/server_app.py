@@ -138,9 +138,9 @@ def serve(
                     last = max(start.after, int(report.latest.get("round", 0)))
                     timeout = options.round_timeout
                     joined = let_join(strategy, grid, arrays, last, timeout)
+                report.tested = _tested_model(strategy)
                 # First, as the page that `finish` writes shows this state.
                 loop.write_status("finished")
-                report.tested = _tested_model(strategy)
                 summary = report.finish(*_final_clients(strategy, joined))
         refuse_losses(options.output, report.lost)
         return summary

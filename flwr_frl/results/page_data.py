@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from flwr.common import log
 
 from flwr_frl.common.algorithms import title
-from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES
+from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES, TESTED_MODEL
 from flwr_frl.common.settings import Settings, defaults, facts
 from flwr_frl.results.comparison import curve
 from flwr_frl.results.looks import looks
@@ -41,6 +41,8 @@ from flwr_frl.results.results import (
 )
 from flwr_frl.results.tables import DETAILS, cells, formatted
 
+# The files of a run that the page reads
+READ = (METRICS, STATUS, CLIENTS, NEWCOMERS)
 # The most points of a curve.
 MOST_POINTS = 200
 # Headings of the entries of a client's status. Some only exist for devices.
@@ -64,7 +66,7 @@ class Run(NamedTuple):
     status : mapping
         The content of ``status.json``.
     written : int
-        When status or journal were last written, in nanoseconds.
+        When its files were last written, in nanoseconds.
     rows : list of dict
         At most `MOST_POINTS` rows of the journal, with the costs so far.
     summary : mapping
@@ -144,9 +146,8 @@ def _runs_in(folder: Path) -> dict[str, list[Run]]:
         if METRICS not in files and STATUS not in files:
             continue
         try:
-            read = [Path(place, name) for name in (METRICS, STATUS) if name in files]
-            about = [path.stat() for path in read]
-            run = _read(Path(place), tuple((s.st_mtime_ns, s.st_size) for s in about))
+            stats = [Path(place, name).stat() for name in READ if name in files]
+            run = _read(Path(place), tuple((s.st_mtime_ns, s.st_size) for s in stats))
         except Exception as error:
             log(WARNING, "the page does not show %s: %r", place, error)
             continue
@@ -180,6 +181,7 @@ def _read(place: Path, files: tuple[tuple[int, int], ...]) -> Run:
         means = clients if metric == "accuracy" else None
         summary = summarize(rows, read_object(place / CLIENTS), final, means)
         summary["protocol"] = protocol_text(final, protocol)
+        summary[TESTED_MODEL] = str(status.get(TESTED_MODEL, ""))
         if joined := read_object(place / NEWCOMERS):
             summary |= summarize_newcomers(joined)
     hidden = facts("always") | {"algorithm", "seed"}

@@ -23,7 +23,8 @@ figure { margin: 0; max-width: 100% } figcaption { font-weight: 600 }
 .box table { border-collapse: collapse; font-size: .85rem;
   font-variant-numeric: tabular-nums }
 .box th { position: sticky; top: 0; z-index: 1; background: #f4f6f8 }
-.box td:first-child { position: sticky; left: 0; background: white }
+.box tr > :first-child { position: sticky; left: 0 }
+.box th:first-child { z-index: 2 } .box td:first-child { background: white }
 .box th button { all: unset; cursor: pointer }
 .box th button:focus-visible { outline: 2px solid }
 .box th[aria-sort=ascending]::after { content: " ▲" }

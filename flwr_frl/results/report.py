@@ -23,7 +23,7 @@ from flwr_frl.common.files import atomic_file, open_no_follow
 from flwr_frl.common.messages import TESTED_MODEL
 from flwr_frl.common.settings import Settings
 from flwr_frl.common.text import several, short_name
-from flwr_frl.results.comparison import read_comparable, write_comparison
+from flwr_frl.results.comparison import PER_RUN, read_comparable, write_comparison
 from flwr_frl.results.output import locked
 from flwr_frl.results.page import write_page
 from flwr_frl.results.processes import PLACE
@@ -94,8 +94,8 @@ class Report:
         self.settings, self.tracking, self.lost = settings, tracking, set[str]()
         self.output = Path(str(settings["output"]))
         self.algorithm = short_name(str(settings["algorithm"]))
-        private = ("resume", "page", "tracker", "tracker-uri")
-        self.config = {n: value for n, value in settings.items() if n not in private}
+        hidden = set(PER_RUN) - {"algorithm"}
+        self.config = {n: value for n, value in settings.items() if n not in hidden}
         self.directory = self.output / self.algorithm
         former = Path(str(settings["resume"] or self.output)) / self.algorithm / METRICS
         kept = [row for row in read_journal(former) if 0 < row["round"] <= after]

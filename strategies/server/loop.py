@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.common.checkpoint import BEST_FILE, FILE
 from flwr_frl.common.files import write_atomically
-from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES
+from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES, TESTED_MODEL
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import several
 from flwr_frl.results.report import Report
@@ -392,6 +392,7 @@ class Loop:
         status = {"state": state, "rounds": rounds, "left": left}
         # Simulated clients have no connections, which the page would show.
         status |= {"devices": self.keep_clients is None, "settings": self.report.config}
+        status[TESTED_MODEL] = self.report.tested
         with log_os_errors(STATUS):
             data = strict_json({**status, "clients": clients}).encode()
             write_atomically(self.report.directory / STATUS, data, durable=False)
