@@ -165,7 +165,7 @@ def main() -> int:
         "the size of the model.\n\n"
         f"{markdown(columns, rows)}\n"
         "## Images that can be read\n\n"
-        f"Digits, {CLIENTS} clients, network of two layers: the change of a neuron's "
+        f"Digits, {CLIENTS} clients, model `mlp`: the change of a neuron's "
         "weights divided by that of its bias is compared with each image of the first "
         f"client. The table shows the share of its images above {LIKE:g} dB, and the "
         "median over its images. *Plain* is what the server receives without secure "

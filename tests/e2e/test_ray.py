@@ -50,6 +50,7 @@ def ray_grid(settings: dict) -> RayGrid:
         *((name, {}) for name in ("representation-transfer", "choco-sgd", "fedbuff")),
         *((name, {}) for name in ("multi-task", "srpfl", "guest.algorithm:Guest")),
         ("fedrep", {"task": "linear"}),
+        ("scaffold", {"secure_aggregation": True}),
         # Random compression, and a trigger that suppresses some messages
         ("squarm-sgd", {"compressor": "rand-k", "trigger": "0.5"}),
     ],
