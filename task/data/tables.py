@@ -194,7 +194,7 @@ def _files(root: Path, subset: str, follow_links: bool) -> list[Path]:
     # The user may name a link.
     own = follow_links or all(p.resolve().is_relative_to(folder) for p in files)
     allowed = f"a file or a folder without links, of a format {', '.join(FORMATS)}"
-    require(bool(files) and own, "task", f"hf:{place}", allowed)
+    require(bool(files) and own, "data-dir", str(place), allowed)
     return files
 
 
@@ -280,7 +280,12 @@ def read_inputs(
     """
     valid = path.suffix.lower() in FORMATS
     require(valid, "file", str(path), f"a table: {', '.join(FORMATS)}")
-    rows = _read(path)
+    try:
+        rows = _read(path)
+    # A damaged file raises exceptions of many types.
+    except Exception as error:
+        line = f"{str(path)!r} cannot be read: {error_line(error)}"
+        raise SettingsError(line, "file") from None
     absent = [name for name in columns if name not in rows.column_names]
     allowed = f"those of the training, with {absent[:1]}"
     require(not absent, "the columns", rows.column_names, allowed, "columns")

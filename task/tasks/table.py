@@ -38,10 +38,20 @@ class TableSettings(ImageSettings, ColumnSettings):
         Whether the columns of numbers, and labels that are numbers, are shifted and
         scaled to mean 0 and standard deviation 1 in the training data of all clients,
         or of each client. A device knows its own data only, so that ``global`` has the
-        effect of ``client`` there.
+        effect of ``client`` there. Not ``global`` with ``secure-aggregation``.
+    secure_aggregation : bool, default False
+        Whether the server sees sums only.
     """
 
     standardize: Literal["global", "client", "none"] = setting("global")
+    secure_aggregation: bool = setting(False)
+
+    @staticmethod
+    def check_settings(settings: "TableSettings") -> None:
+        """Raise `SettingsError` if data leave a client that shares sums only."""
+        valid = not settings.secure_aggregation or settings.standardize != "global"
+        allowed = "client or none with secure-aggregation"
+        require(valid, "standardize", settings.standardize, allowed)
 
 
 @dataclass(frozen=True)

@@ -211,8 +211,8 @@ BAD = [
     ("table", {**BY_KIND, "model": "cifar10-cnn"}, "settings"),
     ("saved", {"input_columns": "*"}, "input-columns"),
     ("table", {**BY_KIND, "client_column": "town"}, "client-column"),
-    ("links", {"input_columns": "width", "label_column": "kind"}, "task"),
-    ("h5", BY_KIND, "task"),
+    ("links", {"input_columns": "width", "label_column": "kind"}, "data-dir"),
+    ("h5", BY_KIND, "data-dir"),
 ]
 
 

@@ -233,6 +233,7 @@ def test_windows_have_one_client_and_class_and_share_no_row_with_the_test(
         ({"heart": ["inf"] * 80}, {"missing": "mean"}, "missing"),
         ({}, {"clients": 5}, "num-clients"),
         ({}, {"model": "cnn-1d"}, "settings"),
+        ({}, {"secure_aggregation": True}, "standardize"),
     ],
 )
 def test_invalid_columns_are_a_one_line_error(tmp_path, built, changes, settings, code):
@@ -268,6 +269,8 @@ def test_a_table_needs_two_settings_and_its_model_reads_the_same_file(tmp_path, 
     assert load_model(tmp_path / "model.safetensors")(path).classes == classes
     lacking = write(tmp_path / "few.csv", {"heart": [1.0]})
     assert code_of(predictor, lacking) == "columns"
+    lacking.write_text("heart,age\n1,2,3,4")
+    assert code_of(predictor, lacking) == "file"
     # A person who comes later
     new = {n: [c[i] for i in own] for n, c in columns.items() if n != "person"}
     file = write(tmp_path / "new.csv", new)
