@@ -7,7 +7,17 @@ from typing import Any
 
 # For each page: title, package, and further names for code outside of the package.
 PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
-    "run": ("Running", "flwr_frl.running", ()),
+    "run": (
+        "Running",
+        "flwr_frl.running",
+        (
+            "flwr_frl.results.methods:compare",
+            "flwr_frl.results.methods:Comparison",
+            "flwr_frl.results.methods:MethodResult",
+            "flwr_frl.results.statistics:PairedTest",
+            "flwr_frl.results.statistics:Ranking",
+        ),
+    ),
     "strategies": (
         "Strategies",
         "flwr_frl.strategies",
@@ -58,7 +68,7 @@ def _page(title: str, package: str, more: tuple[str, ...]) -> str:
         parts.append(f"All of these can be imported from `{package}`.\n")
     parts += [_entry(getattr(module, name), name) for name in sorted(module.__all__)]
     if more:
-        parts.append("## Parts for your own code\n")
+        parts.append("## Further classes and functions\n")
         parts += [_named(path) for path in more]
     return "\n".join(parts)
 

@@ -5,6 +5,7 @@ the best one, or with a baseline, on the same clients and on the same seeds; wit
 several tasks their mean ranks are compared as well.
 """
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
@@ -181,7 +182,7 @@ class Comparison:
 
 
 class _Run(NamedTuple):
-    """A finished run, with its own folder and the name of the results folder."""
+    """A finished run, with its own folder and the place of the results folder."""
 
     method: str
     seed: Any
@@ -230,6 +231,12 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
     require(protocol in ("", *PROTOCOLS), "result-protocol", protocol, allowed)
     found = [group for each in runs for group in _groups(each)]
     require(bool(found), "compare", found, "at least one folder of results")
+    # Folders are named by what distinguishes their paths.
+    base = os.path.commonpath([run.place for group in found for run in group])
+    found = [
+        [run._replace(place=os.path.relpath(run.place, base)) for run in group]
+        for group in found
+    ]
     every = [run for group in found for run in group]
     for name in COMMON[:1] if protocol else COMMON:
         values = sorted({str(run.config[name]) for run in every})
@@ -293,7 +300,7 @@ def _read(place: Path) -> Iterator[_Run]:
         folder = output / f"seed-{seed}" if "seeds" in content else output
         for name in [place.name] if is_run else names:
             tested = str(names[name].get(TESTED_MODEL, ""))
-            yield _Run(name, seed, folder / name, config, output.name, tested)
+            yield _Run(name, seed, folder / name, config, str(output), tested)
 
 
 def _data_of(runs: Sequence[_Run]) -> str:

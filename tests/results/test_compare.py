@@ -91,6 +91,10 @@ def test_folders_with_the_same_clients_are_one_task(tmp_path):
     assert list(comparison.tasks) == ["digits"]
     names = [row.method for row in comparison.rows]
     assert names == ["fedrep (fast)", "fedrep (slow)", "fedavg"]
+    # Folders of the same name have other parents.
+    again = write_runs(tmp_path / "more" / "slow", fedper=FEDPER, fedrep=FEDREP)
+    names = {row.method for row in compare(one, again).rows}
+    assert names == {"fedavg", "fedper", "fedrep (slow)", "fedrep (more/slow)"}
 
 
 def test_runs_that_cannot_be_compared(tmp_path):

@@ -8,7 +8,7 @@ import torch
 from command_line import json_of
 from refusals import code_of
 
-from flwr_frl import Runs, simulate
+from flwr_frl import Runs, compare, simulate
 from flwr_frl.predict import load_run
 from flwr_frl.task import SplitModel
 from flwr_frl.task.tasks import build_task
@@ -53,6 +53,19 @@ def test_notebooks_show_the_table_and_a_short_line(runs):
         assert len(line) < 100 + len(str(run.folders[0]))
         assert f"<td>{name}</td><td>{accuracy} ±" in runs._repr_html_()
         assert f"<td>{accuracy} ±" in run._repr_html_()
+
+
+def test_runs_are_compared(runs):
+    comparison = compare(runs)
+    of_methods = {row.method: row for row in comparison.rows}
+    assert of_methods.keys() == runs.keys()
+    for name, row in of_methods.items():
+        assert row.result == runs[name].summary["accuracy"]
+        assert (len(row.clients), list(row.seeds)) == (5, [0, 1])
+    assert compare(*runs.values()) == comparison
+    (row,) = compare(runs["fedrep"]).rows
+    assert row.on_clients is None
+    assert "<td>fedrep</td>" in comparison._repr_html_()
 
 
 def test_a_plot_has_a_curve_per_algorithm(runs):
