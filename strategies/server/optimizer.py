@@ -14,8 +14,6 @@ from flwr_frl.strategies.server.replies import Arrays, NDArray, is_finite, round
 OptimizerName = Literal["none", "momentum", "adam", "yogi", "adagrad"]
 # Key of the moments m and v in the strategy's state.
 MOMENTS = "server-optimizer"
-# β2 of the second moments, the value of all experiments of the paper.
-BETA2 = 0.99
 # Suffixes of the names of batch-norm statistics, which must stay averages.
 BATCH_NORM = ("running_mean", "running_var")
 # Prefix of pFedFDA's class means and covariance, for which the same holds.
@@ -50,7 +48,7 @@ def optimizer_step(
     Parameters
     ----------
     settings : StrategySettings
-        The name of the optimizer, η, β1 and τ.
+        The name of the optimizer, η, β1, β2 and τ.
     state : dict
         The strategy's state.
     sent : dict of str to ndarray
@@ -62,7 +60,7 @@ def optimizer_step(
     """
     kind, tau = settings.server_optimizer, settings.server_optimizer_tau
     rate = settings.server_optimizer_rate or (1.0 if kind == "momentum" else 0.03)
-    beta1, beta2 = settings.server_optimizer_beta1, BETA2
+    beta1, beta2 = settings.server_optimizer_beta1, settings.server_optimizer_beta2
     former: dict[str, Arrays] = state.get(MOMENTS, {"m": {}, "v": {}})
     new, moments = dict(mean), {"m": Arrays(), "v": Arrays()}
     for name, value in mean.items():

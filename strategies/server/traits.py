@@ -30,6 +30,7 @@ UNCLIPPED = tuple(rule for rule in RULES if "clip" not in rule)
 # Values of `server-optimizer` with which its other settings have no effect
 NO_OPTIMIZER = {"server-optimizer": ("none",)}
 NO_SECOND_MOMENT = {"server-optimizer": ("none", "momentum")}
+NO_BETA2 = {"server-optimizer": ("none", "momentum", "adagrad")}
 # Methods that algorithms override
 STRATEGY_HOOKS = (
     *("aggregate", "begin", "check_reply", "for_evaluation", "initialize", "metrics"),
@@ -126,6 +127,8 @@ class StrategySettings(Checked):
         Step size η; 0 is 1 with ``momentum``, and 0.03 otherwise.
     server_optimizer_beta1 : float, default 0.9
         β1 of the momentum. The paper uses 0 with ``adagrad``.
+    server_optimizer_beta2 : float, default 0.99
+        β2 of the second moments of ``adam`` and ``yogi``.
     server_optimizer_tau : float, default 0.001
         τ, added to the root of the second moment.
     server_dp_noise : float, default 0
@@ -164,6 +167,7 @@ class StrategySettings(Checked):
     server_optimizer: OptimizerName = setting("none")
     server_optimizer_rate: float = setting(0.0, ge=0, unused_if=NO_OPTIMIZER)
     server_optimizer_beta1: float = setting(0.9, ge=0, lt=1, unused_if=NO_OPTIMIZER)
+    server_optimizer_beta2: float = setting(0.99, ge=0, lt=1, unused_if=NO_BETA2)
     server_optimizer_tau: float = setting(0.001, gt=0, unused_if=NO_SECOND_MOMENT)
     server_dp_noise: float = setting(0.0, ge=0, le=1_000_000)
     server_dp_clip: float = setting(0.0, ge=0)

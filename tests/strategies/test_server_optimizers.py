@@ -20,7 +20,7 @@ from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.replies import to_record
 
-BETA1, BETA2, TAU, ROUNDS, CLIENTS = 0.8, 0.99, 0.02, 10, 3
+BETA1, BETA2, TAU, ROUNDS, CLIENTS = 0.8, 0.9, 0.02, 10, 3
 START = {
     "w": np.array([[1.0, -2.0, 0.5]], np.float32),
     "b": np.array(3.0, np.float32),
@@ -40,7 +40,7 @@ FLOWER = {
 
 
 def optimized(kind: str, **more):
-    names = {"beta1": 0.0 if kind == "adagrad" else BETA1, "tau": TAU}
+    names = {"beta1": 0.0 if kind == "adagrad" else BETA1, "beta2": BETA2, "tau": TAU}
     names["rate"] = RATES[kind]
     chosen = {f"server_optimizer_{name}": value for name, value in names.items()}
     chosen = {"server_optimizer": kind, "weighting": "examples", **chosen, **more}
