@@ -110,7 +110,7 @@ def serve(
         check_secure(strategy, settings, len(nodes))
     if former is None or former.resolve() != place.resolve():
         archive_run(place.parent, name)
-    with locked(place):
+    with locked(place.parent, name):
         # A resumed run keeps its privacy account and its clients' states.
         if privacy:
             privacy.run_token = clients.run_token

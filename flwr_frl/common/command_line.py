@@ -70,6 +70,6 @@ def run_config(texts: list[str]) -> dict[str, Any]:
     except Exception:
         raise SettingsError(
             f"--run-config {' '.join(texts)!r} cannot be read; expected a TOML file, "
-            "or pairs as in 'seed=1 model=\"mlp\"'",
+            "or pairs as in 'seed=1 model=\"mlp\"', with / in paths",
             "run-config",
         ) from None

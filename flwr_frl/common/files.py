@@ -19,6 +19,8 @@ STATE_FILE = re.compile(r"(\d{8,})-(\d{8})-(\w*)-(\d{8})\.safetensors")
 SET_ASIDE = ".set-aside"
 # A privacy account, of a client or of the server.
 ACCOUNT_FILE = "privacy.json"
+# Windows has no such flag; users need a privilege to create links there.
+NO_FOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 # Temporary files.
 _PARTIAL = re.compile(r"\.(.+)\.[0-9a-f]{16}\.partial")
 
@@ -50,7 +52,7 @@ def atomic_file(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW
     opened = os.open(partial, flags, mode)
     try:
         with open(opened, "wb") as file:
@@ -62,10 +64,10 @@ def atomic_file(
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
-    if not durable:
-        return
-    # The rename is durable only after the directory has been flushed.
-    sync(path.parent)
+    # The rename is durable only after the directory has been flushed. Windows flushes
+    # none.
+    if durable and os.name != "nt":
+        sync(path.parent)
 
 
 def sync(path: Path) -> None:
@@ -99,7 +101,7 @@ def open_no_follow(path: str, flags: int) -> int:
 
     Missing files are created. Raises `OSError` if ``path`` is a link.
     """
-    return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+    return os.open(path, flags | os.O_CREAT | NO_FOLLOW, 0o666)
 
 
 def refuse_links(setting: str, *folders: Path) -> None:

@@ -723,9 +723,10 @@ def converted(name: str, value: Setting, default: Setting) -> Setting:
 def is_path(name: object) -> bool:
     """Return whether a name is an import path, ``package.module:name``.
 
-    The tasks ``hf:NAME`` and ``hf-text:NAME`` are not import paths.
+    The tasks ``hf:NAME`` and ``hf-text:NAME`` and files of Windows, such as
+    ``C:/parts.json``, are not import paths.
     """
-    return ":" in str(name) and not str(name).startswith(("hf:", "hf-text:"))
+    return ":" in str(name) and not re.match(r"hf:|hf-text:|\w:[/\\]", str(name))
 
 
 def load(path: str, kind: str) -> Any:

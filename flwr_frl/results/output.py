@@ -1,12 +1,11 @@
 """The output folder of a run: locking, archiving earlier runs, clients' states."""
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Iterator
 from logging import WARNING
 from pathlib import Path
 
+from filelock import FileLock, Timeout
 from flwr.common import log
 
 from flwr_frl.common.checkpoint import BEST_FILE, token_in
@@ -37,35 +36,37 @@ def _os_errors_as_settings(what: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def locked(directory: Path, wait: bool = False) -> Iterator[None]:
-    """Create a directory if needed and lock it against other processes.
+def locked(output: Path, algorithm: str = "", wait: bool = False) -> Iterator[None]:
+    """Lock an output folder, or an algorithm's folder in it, which is created.
 
-    The lock leaves no file behind and ends with the process.
+    The lock ends with the process. Its file is in the output folder, as Windows cannot
+    rename a folder with an open file.
 
     Raises
     ------
     SettingsError
-        If another process holds the lock and ``wait`` is False, or if the directory
+        If another process holds the lock and ``wait`` is False, or if the folder
         cannot be created.
     """
+    directory = output / algorithm
     with _os_errors_as_settings(f"{str(directory)!r} cannot be created"):
         directory.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(directory, os.O_RDONLY)
+    lock = FileLock(output / f".{algorithm or 'results'}.lock")
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise SettingsError(
-                f"output is {str(directory.parent)!r}, but another run is writing to "
-                f"{str(directory)!r}; wait until it ends or set another output",
-                "output",
-            ) from None
-        except OSError as error:
-            # Some network file systems do not support locks.
-            log(WARNING, "%s cannot be locked: %s", directory, error)
+        lock.acquire(blocking=wait)
+    except Timeout:
+        raise SettingsError(
+            f"output is {str(output)!r}, but another run is writing to "
+            f"{str(directory)!r}; wait until it ends or set another output",
+            "output",
+        ) from None
+    # Some network file systems do not support locks.
+    except (OSError, NotImplementedError) as error:
+        log(WARNING, "%s cannot be locked: %s", directory, error)
+    try:
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def archive_run(output: Path, algorithm: str) -> None:
@@ -86,7 +87,7 @@ def archive_run(output: Path, algorithm: str) -> None:
         number += 1
         archive = output / f"{name}-{number}"
     what = f"the earlier run in {str(directory)!r} cannot be moved to {str(archive)!r}"
-    with locked(directory), _os_errors_as_settings(what):
+    with locked(output, algorithm), _os_errors_as_settings(what):
         archive.mkdir(exist_ok=True)
         directory.rename(archive / algorithm)
     text = "the earlier run was moved to %s; continue it with resume=%r"

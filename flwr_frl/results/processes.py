@@ -22,6 +22,8 @@ from rich.progress import BarColumn, Progress
 from flwr_frl.common.settings import ResourceError
 
 Result = TypeVar("Result")
+# Sent by a closing terminal; Windows has no such signal.
+HANG_UP = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
 
 
 @dataclass
@@ -85,7 +87,7 @@ def signals_as_ctrl_c() -> Iterator[None]:
             raise KeyboardInterrupt
 
     defaults = (signal.SIG_DFL, signal.default_int_handler)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGTERM, *HANG_UP):
         # Handlers can only be set in the main thread.
         with contextlib.suppress(ValueError):
             if signal.getsignal(number) in defaults:
@@ -159,7 +161,7 @@ def run_parallel(
 def _start_worker(log_level: int) -> None:
     # Ctrl-C and a closing terminal reach all processes. Workers leave them to the
     # parent, which sends SIGTERM.
-    for number in (signal.SIGINT, signal.SIGHUP):
+    for number in (signal.SIGINT, *HANG_UP):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     # The import sets a level of its own, so it must not come later.

@@ -108,13 +108,12 @@ def test_earlier_runs_are_archived_beside_each_other(tmp_path) -> None:
 
 
 def test_two_runs_of_an_algorithm_cannot_share_a_folder(tmp_path, capsys) -> None:
-    with locked(tmp_path / "fedavg"):
+    with locked(tmp_path, "fedavg"):
         go(tmp_path, "fedavg", rounds=1, code=2)
         assert "another run is writing to" in one_error(capsys.readouterr().err)
         # Another algorithm may write to the folder.
         go(tmp_path, "fedper", rounds=1)
     go(tmp_path, "fedavg", rounds=1)
-    assert not list(tmp_path.rglob("*lock*"))
 
 
 def test_a_full_disk_delays_metrics(tmp_path, monkeypatch) -> None:
