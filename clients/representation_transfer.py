@@ -356,13 +356,16 @@ class RepresentationTransferClient(
         ``error-phase-1``, and ``error-scratch`` of the least-norm model fitted to all
         samples without V.
         """
+        tested = len(self.task.test_examples(self._index))
+        if not tested:
+            return 0.0, 0, {}
         x, y = self.task.draw(self._index)
         scratch = phase_two(np.zeros(x.shape[1]), x, y)
         models: Any = saved["phase-2"], saved["phase-1"], scratch
         best, *errors = self.task.errors(self._index, *models)
         names = "error", "error-phase-1", "error-scratch"
         metrics: Config = dict(zip(names, errors, strict=True))
-        return errors[0] * best, len(self.task.test_examples(self._index)), metrics
+        return errors[0] * best, tested, metrics
 
 
 def _has_positions(targets: Tensor) -> bool:

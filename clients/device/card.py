@@ -121,9 +121,9 @@ class TableCard:
 
     def task(self) -> TableTask:
         """Return a task that builds the model and reads tables, but has no examples."""
-        widths = {len(each) for each in (self.scaling.mean, self.scaling.shift)}
+        widths = {len(self.scaling.mean), len(self.scaling.factor or self.scaling.mean)}
         allowed = f"{self.shape[0]}, the number of inputs"
-        valid = widths | {len(self.scaling.factor)} == {self.shape[0]}
+        valid = widths == {self.shape[0]}
         require(valid, "the number of means", widths, allowed, "damaged-card")
         none = np.zeros(0, np.int64)
         rows = ImageSet(np.zeros((0, *self.shape), np.float32), none, none)

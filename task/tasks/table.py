@@ -62,16 +62,15 @@ class Scaling:
     ----------
     mean : tuple of float
         Means, which take the place of missing numbers.
-    shift, factor : tuple of float
-        Inputs become (x - shift) · factor. The factor of a constant column is 0, so it
-        has no effect if other data differ.
+    factor : tuple of float
+        Inputs become (x - mean) · factor. The factor of a constant column is 0, so it
+        has no effect if other data differ. Empty if inputs are not scaled.
     label_mean, label_std : float
         Labels become (y - mean) / std.
     """
 
     mean: tuple[float, ...]
-    shift: tuple[float, ...]
-    factor: tuple[float, ...]
+    factor: tuple[float, ...] = ()
     label_mean: float = 0.0
     label_std: float = 1.0
 
@@ -81,18 +80,17 @@ class Scaling:
 
         If it is not applied, it only replaces missing numbers.
         """
-        axes = (0, *range(2, inputs.ndim))
+        axes, column = (0, *range(2, inputs.ndim)), (-1, *[1] * (inputs.ndim - 2))
         known = np.isfinite(inputs)
         count = np.maximum(known.sum(axes), 1)
         mean = np.where(known, inputs, 0).sum(axes, np.float64) / count
-        centred = inputs - mean.reshape(-1, *[1] * (inputs.ndim - 2))
-        std = np.sqrt(np.where(known, centred, 0).__pow__(2).sum(axes) / count)
         if not is_applied:
-            width = len(mean)
-            return cls((*mean.tolist(),), (0.0,) * width, (1.0,) * width)
+            return cls((*mean.tolist(),))
+        centred = np.where(known, inputs - mean.reshape(column), 0)
+        std = np.sqrt((centred**2).sum(axes) / count)
         varies = std > CONSTANT * np.abs(mean)
         factor = np.where(varies, 1 / np.where(varies, std, 1), 0)
-        both = (*mean.tolist(),), (*mean.tolist(),), (*factor.tolist(),)
+        both = (*mean.tolist(),), (*factor.tolist(),)
         if labels is None:
             return cls(*both)
         return cls(
@@ -101,13 +99,12 @@ class Scaling:
 
     def inputs(self, values: Array) -> Tensor:
         """Return scaled inputs, float32; missing ones become the mean."""
-        shape = -1, *[1] * (values.ndim - 2)
-        mean, shift, factor = (
-            np.array(each).reshape(shape)
-            for each in (self.mean, self.shift, self.factor)
-        )
+        column = -1, *[1] * (values.ndim - 2)
+        mean = np.reshape(self.mean, column)
         filled = np.where(np.isnan(values), mean, values)
-        return torch.from_numpy(((filled - shift) * factor).astype(np.float32))
+        if self.factor:
+            filled = (filled - mean) * np.reshape(self.factor, column)
+        return torch.from_numpy(filled.astype(np.float32))
 
     def labels(self, values: Array) -> Tensor:
         """Return scaled labels, float32 of shape (n, 1)."""
