@@ -315,6 +315,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
 
     @app.query(keys.STATISTICS)
     def query_statistics(message: Message, context: Context) -> Message:
+        check_message(message, context)
         _, client, config = open_message(message, context)
         # Only clients whose strategies query statistics define this method.
         statistics: Any = getattr(client, "statistics", None)

@@ -6,7 +6,7 @@ import sys
 import pytest
 from client_messages import app_of, context_of, device, initial_arrays, properties_of
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from refusals import code_of, refusal
+from refusals import code_of
 
 from flwr_frl.clients.device.secure import Rules, answer, check_message, check_rules
 from flwr_frl.clients.device.setup import unread
@@ -72,7 +72,10 @@ def test_a_device_sends_no_plain_arrays():
     message = Message(
         RecordDict({"arrays": arrays, "config": ConfigRecord()}), 1, "train"
     )
-    assert refusal(app, message, context_of(secure_aggregation=True)).code
+    required = context_of(secure_aggregation=True)
+    query = Message(RecordDict({"config": ConfigRecord()}), 1, "query.statistics")
+    assert code_of(app, message, required) == "secure-round"
+    assert code_of(app, query, required) == "secure-round"
     app(message, context_of())
 
 
