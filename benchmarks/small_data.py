@@ -62,7 +62,7 @@ def write_texts(texts: Path, tweets: Path) -> None:
 
 
 def write_table(directory: Path) -> None:
-    """Write a table with two numeric columns and a class, for ``hf:FOLDER``."""
+    """Write a table with two numeric columns and a class, for the task ``table``."""
     directory.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(3)
     rows = ["width,height,kind"]

@@ -9,7 +9,7 @@ DOWNLOADED = ("mnist", "emnist", "cifar10", "cifar100")
 # Tasks that read their data from data-dir.
 IN_FOLDERS = (
     *("table", "linear-table", "image-folder", "femnist", "arrays", "pfllib"),
-    *("text-folder", "hf", "hf-text"),
+    *("text-folder", "hf-text"),
 )
 TASKS = (*GENERATED, *DOWNLOADED, *IN_FOLDERS)
 MODELS = {

@@ -37,8 +37,6 @@ class ImageCard:
         Dotted name of the head of a torchvision model.
     head_layers : int
         Number of last layers that form the head; built-in models only.
-    grey_to_rgb : bool
-        Whether grey images become RGB for models that take no others.
     shape : tuple of int
         Height, width and channels of the images.
     classes : tuple of str
@@ -49,7 +47,6 @@ class ImageCard:
     model: Annotated[str, Field(min_length=1)]
     model_head: str
     head_layers: int
-    grey_to_rgb: bool
     shape: tuple[Size, Size, Size]
     classes: tuple[str, ...]
 
@@ -61,7 +58,6 @@ class ImageCard:
             task.model_name,
             task.model_head,
             task.head_layers,
-            task.settings.grey_to_rgb,
             task.dataset.train.images.shape[1:],
             tuple(map(str, task.classes)),
         )
@@ -74,7 +70,6 @@ class ImageCard:
             model=self.model,
             model_head=self.model_head,
             head_layers=self.head_layers,
-            grey_to_rgb=self.grey_to_rgb,
         )
         data = Dataset(images, images, self.classes)
         return ImageTask(self.source, settings, 0, data)

@@ -20,7 +20,6 @@ import numpy.typing as npt
 from flwr_frl.common.settings import (
     SettingsError,
     error_line,
-    is_possible,
     need,
     require,
     setting,
@@ -70,8 +69,8 @@ class ColumnSettings(DataSettings):
     ----------
     input_columns : str, default ""
         The column of images, or comma-separated columns of numbers. By default the only
-        column of images or of lists, otherwise, or with ``*``, all columns of numbers
-        except the label, the client and those that count the rows, such as ``id``.
+        column of images or of lists, otherwise all columns of numbers except the label,
+        the client and those that count the rows, such as ``id``.
     label_column : str, default ""
         The column to predict; by default the only ``ClassLabel`` column, or one named
         ``label``, ``labels``, ``target`` or ``class``.
@@ -79,9 +78,9 @@ class ColumnSettings(DataSettings):
         Whether the labels are classes, or numbers (regression). ``auto``: numbers if
         they have fractions or more than 20 different values.
     client_column : str, default ""
-        The column whose values are the names of the clients. By default, the task
-        ``table`` has a client for each file of a folder, or a column with a name such
-        as ``user`` or ``subject_id``; otherwise ``partition`` divides the examples.
+        The column whose values are the names of the clients; by default one with a name
+        such as ``user`` or ``subject_id``. Without such a column, each file of a folder
+        is a client, or ``partition`` divides the examples of a single file.
     missing : {"error", "mean"}, default "error"
         What happens to empty cells of the inputs: an error, or the mean of the column
         in the training data takes their place.
@@ -93,14 +92,10 @@ class ColumnSettings(DataSettings):
     stride : int, default 0
         Number of rows between the starts of two windows; 0 stands for ``window``, so
         that windows do not overlap.
-    train_split : str, default "train"
-        Split for training.
-    test_split : str, default ""
-        Split for testing; by default ``test`` or ``validation``. If there is neither, a
-        part of the training split is held out.
     test_fraction : float, default 0.2
-        Fraction of the training split that is held out; the same examples for all
-        seeds. If there are clients, it is a fraction of each client's examples.
+        Fraction of the examples that is for testing if the data have no part ``test``
+        or ``validation``; the same examples for all seeds. If there are clients, it is
+        a fraction of each client's examples.
     data_subset : str, default ""
         A folder in the data set, to use only its files.
     """
@@ -112,67 +107,59 @@ class ColumnSettings(DataSettings):
     missing: Literal["error", "mean"] = setting("error")
     window: int = setting(0, ge=0, le=100_000)
     stride: int = setting(0, ge=0)
-    train_split: str = setting("train", form="a split", safe=True)
-    test_split: str = setting("", form="a split", safe=True)
     test_fraction: float = setting(0.2, gt=0, lt=1)
     data_subset: str = setting("", form="a folder", safe=True)
 
 
 def table_files(
-    name: str, settings: ColumnSettings, guess: bool = False, alone: bool = False
+    name: str, settings: ColumnSettings, alone: bool = False
 ) -> tuple[str, Read]:
     """Return the key of a table, and a function that reads it.
 
     Parameters
     ----------
     name : str
-        Path of a file, or of a folder of files of one format (`FORMATS`), such as
-        ``save_to_disk`` writes; or the name of a data set of the hub, which is
-        downloaded and read like a folder. The cache does not notice that it changes.
+        Name of a data set of the hub, which is downloaded and read like a folder. The
+        cache does not notice that it changes. "" if there is only ``data_dir``.
     settings : ColumnSettings
-        Columns and splits; ``data_dir`` overrides the name.
-    guess : bool, default False
-        Whether the clients may be those of files, or of a column that no setting names.
-        The name is then that of a local table.
+        Columns; ``data_dir`` overrides the name. It is a file, or a folder of files of
+        one format (`FORMATS`), such as ``save_to_disk`` writes.
     alone : bool, default False
         Whether all rows are those of one client.
 
     Raises
     ------
     SettingsError
-        If there is no name, or a path does not exist or has no table; later, if a file
-        is unreadable, or a split or a column is missing or unsuitable.
+        If a path does not exist or has no table; later, if a file is unreadable, or a
+        column is missing or unsuitable.
     """
-    name = settings.data_dir or name
-    valid = guess or (bool(name) and is_possible(name))
-    require(valid, "task", f"hf:{name}", "hf:NAME, with the name or path of a data set")
-    path = Path(name).expanduser()
-    is_local = bool(name) and path.exists()
-    exists = is_local or not (guess or name.startswith((".", "/", "~")))
-    require(exists, "data-dir", name, "the path of a table, or of a folder of tables")
+    is_local = bool(settings.data_dir) or not name
     version = name
+    path = Path(settings.data_dir).expanduser()
     if is_local:
-        files = _files(path, settings.data_subset, follow_links=False)
-        version = f"{path.resolve()}/{stamp(files)}"
+        name = settings.data_dir
+        exists = bool(name) and path.exists()
+        allowed = "the path of a table, or of a folder of tables"
+        require(exists, "data-dir", name, allowed)
+        version = f"{path.resolve()}/{stamp(_files(path, settings.data_subset))}"
 
     def read() -> Dataset:
         try:
             if not is_local:
                 need("huggingface_hub", "hf", f"the data set {name!r}")
             root = path if is_local else _downloaded(name, settings)
-            files = _files(root, settings.data_subset, follow_links=not is_local)
-            table = _joined(_splits(root, files), settings)
-            return _dataset(name, table, settings, guess, alone)
+            files = _files(root, settings.data_subset)
+            table = _joined(_splits(root, files))
+            return _dataset(name, table, settings, alone)
         except SettingsError:
             raise
         # Files and the network raise nearly any exception.
         except Exception as error:
-            here = "" if is_local else " (not a local path)"
-            line = f"the data set {name!r}{here} cannot be loaded: {error_line(error)}"
+            line = f"the data set {name!r} cannot be loaded: {error_line(error)}"
             raise SettingsError(line, "task") from error
 
     chosen = [getattr(settings, field.name) for field in fields(ColumnSettings)]
-    return f"table/1{FORM}/{version}/{chosen}/{guess}{alone}", read
+    return f"table/1{FORM}/{version}/{chosen}/{alone}", read
 
 
 def _downloaded(name: str, settings: ColumnSettings) -> Path:
@@ -183,18 +170,16 @@ def _downloaded(name: str, settings: ColumnSettings) -> Path:
     return Path(snapshot_download(name, repo_type="dataset", allow_patterns=patterns))
 
 
-def _files(root: Path, subset: str, follow_links: bool) -> list[Path]:
+def _files(root: Path, subset: str) -> list[Path]:
     """Return a file, or the files of a folder of the first format that it has."""
-    folder, place = root.resolve(), root / subset
-    inside = place.exists() and place.resolve().is_relative_to(folder)
+    place = root / subset
+    inside = place.exists() and place.resolve().is_relative_to(root.resolve())
     require(inside, "data-subset", subset, "a folder in the data")
     found = sorted(path for path in place.rglob("*") if path.is_file()) or [place]
     by_format = ([p for p in found if p.suffix.lower() == f] for f in FORMATS)
     files = next(filter(None, by_format), [])
-    # The user may name a link.
-    own = follow_links or all(p.resolve().is_relative_to(folder) for p in files)
-    allowed = f"a file or a folder without links, of a format {', '.join(FORMATS)}"
-    require(bool(files) and own, "data-dir", str(place), allowed)
+    allowed = f"a file, or a folder of files, of a format {', '.join(FORMATS)}"
+    require(bool(files), "data-dir", str(place), allowed)
     return files
 
 
@@ -293,18 +278,14 @@ def read_inputs(
     return np.concatenate([_numbers(table, name, missing) for name in columns], axis=1)
 
 
-def _joined(splits: Mapping[str, list[Path]], s: ColumnSettings) -> Table:
+def _joined(splits: Mapping[str, list[Path]]) -> Table:
     """Return the rows for training and for testing."""
     import pyarrow
 
-    choices = f"one of {', '.join(splits)}"
-    require(s.train_split in splits, "train-split", s.train_split, choices)
-    others = [split for split in splits if split != s.train_split]
-    usual = [split for split in ("test", "validation") if split in others]
-    tested = s.test_split or next(iter(usual), "")
-    allowed = f"{choices}, but not train-split"
-    require(not tested or tested in others, "test-split", tested, allowed)
-    parts = [splits[split] for split in (s.train_split, tested) if split]
+    found = ", ".join(splits)
+    require("train" in splits, "data-dir", found, "files for training, too")
+    tested = "test" if "test" in splits else "validation"
+    parts = [splits[split] for split in ("train", tested) if split in splits]
     files = [[(path, _read(path)) for path in part] for part in parts]
     tables = [
         pyarrow.concat_tables([t for _, t in part], promote_options="permissive")
@@ -319,14 +300,12 @@ def _joined(splits: Mapping[str, list[Path]], s: ColumnSettings) -> Table:
     return Table(rows, len(tables[0]), counts)
 
 
-def _dataset(
-    name: str, table: Table, s: ColumnSettings, guess: bool, alone: bool
-) -> Dataset:
+def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset:
     """Return a data set; its images are decoded when it is written."""
     rows, n = table.rows, table.trained
-    client = s.client_column.strip() or (_client_column(rows) if guess else "")
+    client = s.client_column.strip() or _client_column(rows)
     inputs, label = _choose_columns(rows, s, client)
-    clients, owners = _clients(table, client, guess, alone)
+    clients, owners = _clients(table, client, bool(s.data_dir), alone)
     is_image = _is_image(rows.schema.field(inputs[0]).type)
     targets, classes = _targets(table, label, s, is_image)
     numbers, notes = np.empty(0, np.float32), tuple[str, ...]()
@@ -354,8 +333,8 @@ def _dataset(
         require(len(tested) < n, "test-fraction", s.test_fraction, allowed)
         parts = [np.setdiff1d(parts[0], tested), tested]
         notes += (
-            f"{name!r} has no test split: {len(tested)} of the {n} examples of "
-            f"{s.train_split!r} are held out for testing",
+            f"{name!r} has no test split: {len(tested)} of the {n} examples are held "
+            "out for testing",
         )
     images: list[Any]
     if is_image:
@@ -470,8 +449,8 @@ def _choose_columns(
     numbers = [name for name, kind in rest.items() if _is_numeric(kind)]
     lists = [name for name in numbers if hasattr(rest[name], "value_type")]
     inputs = [name.strip() for name in s.input_columns.split(",")]
-    if s.input_columns in ("", "*"):
-        arrays = [] if s.input_columns else images or lists
+    if not s.input_columns:
+        arrays = images or lists
         usual = [name for name in numbers if not _counts_rows(name)]
         inputs = arrays if len(arrays) == 1 else usual
     texts = [name for name in inputs if name in kinds and name not in numbers + images]
@@ -479,8 +458,7 @@ def _choose_columns(
     shown = table[texts[0]][0].as_py() if texts else None
     require(not texts, "input-columns", s.input_columns, f"{allowed}{shown!r}")
     usable = set(inputs) <= set(numbers) or inputs in [[name] for name in images]
-    allowed = "one column of images, columns of numbers separated by commas, or '*' for"
-    allowed += f" all columns of numbers, {listed}"
+    allowed = f"one column of images, or columns of numbers with commas, {listed}"
     require(bool(inputs) and usable, "input-columns", s.input_columns, allowed)
     return inputs, label
 
@@ -531,7 +509,7 @@ def _is_numeric(kind: Any) -> bool:
 
 
 def _clients(
-    table: Table, column: str, guess: bool, alone: bool
+    table: Table, column: str, is_local: bool, alone: bool
 ) -> tuple[tuple[str, ...], Integers]:
     """Return the names of the clients, none without any, and the client of each row."""
     count = len(table.rows)
@@ -544,9 +522,10 @@ def _clients(
         cells = table.rows[column].to_numpy()
     else:
         named = [path.stem for path, _ in table.files]
-        by_file = guess and len(set(named)) > 1
-        # Files such as train-0.csv are parts of a split.
-        if not by_file or any(_words(name) & {*SPLITS} for name in named):
+        by_file = is_local and len(set(named)) > 1
+        # Files such as train-0.csv and data-00000-of-00002.arrow are parts of a split.
+        parts = ("-of-" in name or _words(name) & {*SPLITS} for name in named)
+        if not by_file or any(parts):
             return (), np.zeros(count, np.int64)
         cells = np.repeat(named, [rows for _, rows in table.files])
     found, numbers = np.unique(cells, return_inverse=True)

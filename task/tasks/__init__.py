@@ -35,12 +35,11 @@ TaskKey = tuple[str, tuple[tuple[str, Setting], ...]]
 # The functions that make the tasks, by the names in `flwr_frl.task.names`.
 TASKS: dict[str, Callable[..., Task]] = {
     **{name: partial(ImageTask, name) for name in SOURCES},
-    "table": FromTable(guess=True),
-    "hf": FromTable(),
+    "table": FromTable(),
     "text-folder": TextTask,
     "hf-text": partial(TransformerText, ""),
     "linear": LinearTask,
-    "linear-table": FromLinearTable(guess=True),
+    "linear-table": FromLinearTable(),
     "transfer": TransferTask,
     "qcqp": partial(MultiTaskSetup, "qcqp"),
     "multi-task-logistic": partial(MultiTaskSetup, "logistic"),
@@ -53,8 +52,8 @@ def task_maker(name: str) -> Callable[..., Task]:
     Parameters
     ----------
     name : str
-        A key of `TASKS`, ``hf:`` followed by the name or path of a Hugging Face data
-        set, ``hf-text:`` followed by that of a transformer, or the import path of a
+        A key of `TASKS`, ``hf:`` followed by the name of a Hugging Face data set,
+        ``hf-text:`` followed by that of a transformer, or the import path of a
         function or class.
 
     Returns

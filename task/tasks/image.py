@@ -75,22 +75,15 @@ class ImageSettings(DataSettings, PartitionSettings):
         Initial weights: a ``.pth`` or ``.safetensors`` file, or the name of
         torchvision's weights for the model, such as ``DEFAULT``. A head of another
         shape is initialised randomly.
-    grey_to_rgb : bool, default True
-        Whether grey images are converted to RGB for models that require it, like those
-        of torchvision.
     augment : bool, default True
         Whether natural colour images are randomly cropped and flipped in training.
-    augment_all : bool, default False
-        Whether grey and handwritten images are augmented, too.
     """
 
     model: str = setting("", form="a model's name", safe=True)
     model_head: str = setting("", form="a submodule's name", safe=True)
     head_layers: int = setting(0, ge=0)
     weights: PathText = setting("", form="a file or a name", per_device=True)
-    grey_to_rgb: bool = setting(True)
     augment: bool = setting(True)
-    augment_all: bool = setting(False)
 
 
 class PartitionedTask(BaseTask):
@@ -203,7 +196,7 @@ class ImageTask(PartitionedTask):
         images = loaded.train.images
         height, width, channels = images.shape[1:]
         natural = name not in HANDWRITTEN and _coloured(images)
-        self.augment = settings.augment and (natural or settings.augment_all)
+        self.augment = settings.augment and natural
         # Whether the images are grey, also if the model takes RGB.
         self.is_grey = channels == 1
         # Small images need a small model.
@@ -216,7 +209,7 @@ class ImageTask(PartitionedTask):
                 f"{self.model_name}, and rounds take long: set image-size=32, or "
                 "a model such as resnet18",
             )
-        if channels == 1 and settings.grey_to_rgb and self.model_name not in MODELS:
+        if channels == 1 and self.model_name not in MODELS:
             self.notes += (
                 f"grey images become RGB, as {self.model_name} takes no others",
             )

@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 # Default models of rows and of windows.
 ROW_MODEL, WINDOW_MODEL = "mlp-2", "cnn-1d"
-OF_IMAGES = ("augment", "augment-all", "grey-to-rgb", "image-size")
+OF_IMAGES = ("augment", "image-size")
 # Spread of a column, relative to its mean, below which it is constant up to rounding.
 CONSTANT = 1e-6
 
@@ -241,13 +241,10 @@ class FromTable:
     Parameters
     ----------
     name : str, default ""
-        Name or path of the data set (see `table_files`); ``data-dir`` overrides it.
-    guess : bool, default False
-        Whether clients may be those of files, or of a column that no setting names.
+        Name of a data set of the hub (see `table_files`); ``data-dir`` overrides it.
     """
 
     name: str = ""
-    guess: bool = False
 
     _settings_type: ClassVar[type] = TableSettings
 
@@ -260,7 +257,7 @@ class FromTable:
         return TableTask(settings, num_clients, dataset)
 
     def _dataset(self, settings: TableSettings, alone: bool) -> Dataset:
-        return load(*table_files(self.name, settings, self.guess, alone), settings)
+        return load(*table_files(self.name, settings, alone), settings)
 
     def defaults(self, settings: TableSettings) -> dict[str, Setting]:
         """Return the number of clients, if the table has them, and of a gradient norm.

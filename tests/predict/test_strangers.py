@@ -127,7 +127,7 @@ FILES = [
     ({"task": "image-folder", "image-size": 60000}, "image-size is"),
     *(
         ({"task": name, **PLACES}, "data-dir is")
-        for name in ("image-folder", "arrays", "text-folder", "hf")
+        for name in ("image-folder", "arrays", "text-folder", "table")
     ),
     *(
         ({"task": name}, "task is")
@@ -185,7 +185,7 @@ def test_sizes_of_a_task_that_reads_a_folder_are_bounded(
 
 
 IMAGES = {"source": "mnist", "model": "mlp", "model_head": "", "head_layers": 1}
-IMAGES |= {"grey_to_rgb": True, "shape": (8, 8, 3), "classes": ("a", "b")}
+IMAGES |= {"shape": (8, 8, 3), "classes": ("a", "b")}
 
 
 @pytest.mark.parametrize(

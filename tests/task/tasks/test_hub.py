@@ -1,4 +1,4 @@
-"""Hugging Face data sets, with the real libraries."""
+"""Folders and data sets of Hugging Face, with the real libraries."""
 
 import socket
 from pathlib import Path
@@ -13,7 +13,7 @@ from command_line import rows_of, run
 from flwr.app import Context, RecordDict
 from PIL import Image
 from pyarrow import parquet
-from refusals import code_of, refusal
+from refusals import code_of
 
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.device.setup import build_client
@@ -28,10 +28,10 @@ BY_WRITER = {"client_column": "writer_id"}
 
 def task_of(home: Path, name: str, num_clients: int, cache: Path | None = None, **own):
     """Return the task of a folder or file in ``home``."""
-    place = {"cache-dir": str(cache or home / "cache")}
+    place = {"cache-dir": str(cache or home / "cache"), "data-dir": str(home / name)}
     fixed = {"partition": "iid", "standardize": "none"}
     named = {**fixed, **place, **named_tasks.dashed(own)}
-    return named_tasks.task_of(f"hf:{home / name}", num_clients, **named)
+    return named_tasks.task_of("table", num_clients, **named)
 
 
 def letter(writer: int, number: int) -> np.ndarray:
@@ -69,8 +69,6 @@ def home(tmp_path_factory) -> Path:
         lines.append(f"{x},{y},p{i % 3},{('low', 'high')[kind]}")
     (root / "table").mkdir()
     (root / "table" / "rows.csv").write_text("\n".join(lines))
-    (root / "links").mkdir()
-    (root / "links" / "rows.csv").symlink_to(root / "table" / "rows.csv")
     # A format that can link to other files
     (root / "h5").mkdir()
     (root / "h5" / "rows.h5").write_bytes(b"\x89HDF")
@@ -97,8 +95,8 @@ def test_clients_have_the_examples_of_their_writer(home):
         tested += len(test)
     assert tested == 0.2 * WRITERS * EACH
     assert task.notes == (
-        f"'{home / 'saved'}' has no test split: 8 of the 40 examples of 'train' are "
-        "held out for testing",
+        f"'{home / 'saved'}' has no test split: 8 of the 40 examples are held out "
+        "for testing",
     )
 
 
@@ -177,10 +175,10 @@ def test_table_task_trains(home, tmp_path):
     ]
     assert len(examples) == 120
     assert set(examples) == rows
-    config = f"input-columns='*' label-column='kind' cache-dir='{home / 'cache'}'"
+    config = f"label-column='kind' cache-dir='{home / 'cache'}'"
     config += " partition='iid' learning-rate=0.1 augment=true"
-    flags = ("--task", f"hf:{home / 'table'}", "--clients", "3", "--rounds", "5")
-    flags += ("--fraction", "1")
+    flags = ("--task", "table", "--data-dir", str(home / "table"), "--clients", "3")
+    flags += ("--rounds", "5", "--fraction", "1")
     assert run(tmp_path, "fedrep", *flags, "--run-config", config) == 0
     # The classes are six standard deviations apart.
     assert rows_of(tmp_path)[-1]["accuracy"] > 0.95
@@ -196,22 +194,17 @@ def test_device_reads_its_own_data_dir(home):
     assert len(client.task.train_examples(0)) == 32
 
 
-BY_KIND = {"input_columns": "*", "label_column": "kind"}
+BY_KIND = {"label_column": "kind"}
 BAD = [
     ("nowhere", {}, "data-dir"),
     ("table", {}, "label-column"),
     ("table", {**BY_KIND, "input_columns": "width,depth"}, "input-columns"),
     ("table", {**BY_KIND, "input_columns": "place"}, "input-columns"),
     ("table", {**BY_KIND, "label_column": "sort"}, "label-column"),
-    ("table", {**BY_KIND, "train_split": "trian"}, "train-split"),
-    ("table", {**BY_KIND, "test_split": "dev"}, "test-split"),
-    ("table", {**BY_KIND, "test_split": "train"}, "test-split"),
     ("table", {**BY_KIND, "test_fraction": 0.999}, "test-fraction"),
     ("table", {**BY_KIND, "data_subset": "x"}, "data-subset"),
     ("table", {**BY_KIND, "model": "cifar10-cnn"}, "settings"),
-    ("saved", {"input_columns": "*"}, "input-columns"),
     ("table", {**BY_KIND, "client_column": "town"}, "client-column"),
-    ("links", {"input_columns": "width", "label_column": "kind"}, "data-dir"),
     ("h5", BY_KIND, "data-dir"),
 ]
 
@@ -222,7 +215,7 @@ def test_invalid_settings_are_a_one_line_error(home, name, settings, code):
     assert code_of(call) == code
 
 
-@pytest.mark.parametrize("name", ["hf", "hf:~nobody-has-it/x", f"hf:{'a' * 5000}"])
+@pytest.mark.parametrize("name", ["hf:~nobody-has-it/x", f"hf:{'a' * 5000}"])
 def test_invalid_names_of_data_sets_are_an_error(name):
     assert code_of(build_task, resolve({"task": name}), 2) == "task"
 
@@ -291,7 +284,7 @@ def test_parts_have_the_same_classes_in_the_same_order(tmp_path):
 def test_clients_of_a_table_have_the_names_in_its_column(tmp_path):
     rows = [f"{i % 7}.5,{i % 3},{10 + i % 3},{'ab'[i % 2]}" for i in range(60)]
     write_table(tmp_path / "rows.csv", "size,ward,hospital,label", rows)
-    named = {"input_columns": "*", "client_column": "hospital"}
+    named = {"client_column": "hospital"}
     task = task_of(tmp_path, "rows.csv", 3, **named)
     assert task.client_names == ("10", "11", "12")
     for client in range(3):
@@ -307,8 +300,7 @@ def test_clients_of_a_table_have_the_names_in_its_column(tmp_path):
 def test_small_clients_share_the_held_out_examples(tmp_path):
     rows = [f"{i}.5,{i // 2},{'ab'[i % 2]}" for i in range(40)]
     write_table(tmp_path / "rows.csv", "size,client,label", rows)
-    named = {"input_columns": "*", "client_column": "client"}
-    task = task_of(tmp_path, "rows.csv", 20, **named)
+    task = task_of(tmp_path, "rows.csv", 20)
     tested = [len(task.test_examples(i)) for i in range(20)]
     # A fifth of 40 examples, of which no client can lose more than one
     assert sorted(tested) == [0] * 12 + [1] * 8
@@ -323,16 +315,6 @@ def test_spellings_of_a_label_are_one_class(tmp_path):
     for examples in task.train_examples(0), task.test_examples(0):
         is_none = examples.inputs[:, 0] == 0.5
         assert torch.equal(examples.targets, is_none.long())
-
-
-def test_the_error_of_a_name_says_that_it_is_no_local_path(tmp_path, monkeypatch):
-    def unreachable(*given, **named):
-        raise ConnectionError("no network")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", unreachable)
-    given = resolve({"task": "hf:patiens", "cache-dir": str(tmp_path)})
-    error = str(refusal(build_task, given, 2))
-    assert error.startswith("the data set 'patiens' (not a local path) cannot be loade")
 
 
 # Formats, and files that are not the data set's own
@@ -368,21 +350,6 @@ def test_splits_are_named_by_files_and_a_subset_is_a_folder(tmp_path):
     assert len(task.test_examples(0)) == 4
     given["data_subset"] = "three"
     assert code_of(task_of, tmp_path, ".", 0, **given) == "data-subset"
-
-
-def test_links_of_downloads_and_links_that_a_user_names_are_followed(
-    home, tmp_path, monkeypatch
-):
-    for place in (home / "links", home / "table"):
-        monkeypatch.setattr(
-            "huggingface_hub.snapshot_download", lambda *_, place=place, **__: place
-        )
-        named = {"task": "hf:owner/name", "cache-dir": str(tmp_path / place.name)}
-        columns = {"input-columns": "width", "label-column": "kind"}
-        task = build_task(resolve({**named, **columns, "partition": "iid"}), 2)
-        assert len(task.train) == 2
-    named = {"input_columns": "width", "label_column": "kind"}
-    assert len(task_of(home, "links/rows.csv", 2, **named).train) == 2
 
 
 @pytest.fixture

@@ -132,15 +132,9 @@ def folder_task(root: Path, clients: int = 2, **more):
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB"])
-def test_grey_images_are_augmented_only_on_request(tmp_path, mode):
+def test_grey_images_are_not_augmented(tmp_path, mode):
     write_grey(tmp_path, mode=mode)
-    for given, augmented in (
-        ({}, False),
-        ({"augment_all": True}, True),
-        ({"augment_all": True, "augment": False}, False),
-    ):
-        task = folder_task(tmp_path, **given)
-        assert task.train_examples(0).augment is augmented
+    assert not folder_task(tmp_path).train_examples(0).augment
 
 
 def test_grey_images_become_rgb_for_a_model_of_torchvision(tmp_path):
@@ -155,8 +149,6 @@ def test_grey_images_become_rgb_for_a_model_of_torchvision(tmp_path):
     np.testing.assert_allclose(inputs, np.stack(expected, 1), rtol=1e-4, atol=1e-5)
     assert task.initial_model()(inputs).shape == (len(inputs), 2)
     assert folder_task(tmp_path).shape == (1, 16, 16)
-    grey = folder_task(tmp_path, model="resnet18", grey_to_rgb=False)
-    assert_says("does not fit inputs of shape (1, 16, 16)", grey.initial_model)
 
 
 @pytest.mark.parametrize(
