@@ -4,7 +4,6 @@
 ``python simulation.py fedavg fedrep --output RESULTS``.
 """
 
-import csv
 import json
 import sys
 from pathlib import Path
@@ -13,6 +12,7 @@ from statistics import fmean
 import matplotlib.pyplot as plt
 
 from flwr_frl.results.looks import looks
+from flwr_frl.results.results import METRICS, client_means, read_rows, result_rows
 
 PICTURE = Path(__file__).parent / "heads.svg"
 LABELS = {"fedavg": "one global model\n(FedAvg)", "fedrep": "personal heads\n(FedRep)"}
@@ -22,13 +22,10 @@ LAST = 10
 
 def accuracies(folder: Path, algorithm: str) -> dict[str, float]:
     """Return each client's mean accuracy over the last rounds, in %."""
-    by_client: dict[str, list[float]] = {}
-    with open(folder / "metrics.csv", encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            is_of_client = row["algorithm"] == algorithm and row["client"]
-            if row["metric"] == "accuracy" and is_of_client:
-                by_client.setdefault(row["client"], []).append(float(row["value"]))
-    return {name: 100 * fmean(values[-LAST:]) for name, values in by_client.items()}
+    run = folder / algorithm
+    final = result_rows(read_rows(run / METRICS), "mean-last", LAST)
+    means = client_means(run, "accuracy", {row["round"] for row in final})
+    return {name: 100 * mean for name, mean in means.items()}
 
 
 def main() -> None:

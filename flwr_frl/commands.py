@@ -77,14 +77,14 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
         return 130
     if tuning:
         text = terminal(cells(summaries, "test", DETAILS)) + legend(summaries, "test")
-        files = f"{TUNED} and table"
+        files = TUNED
     else:
         # Runs have resolved the folder, too.
         folder = Path(output).resolve()
         comparison = compare(folder)
         write_paper(folder, comparison)
         text = comparison.text((*DETAILS, *OF_TESTS))
-        files = "metrics, clients, summary, tables and figures"
+        files = "metrics, clients, summary, table and figures"
     print(text)
     Console().print(f"{files}: {output}", soft_wrap=True, markup=False)
     reasons = [failure(name, summary) for name, summary in summaries.items()]

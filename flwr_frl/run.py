@@ -1,6 +1,5 @@
 """Finished runs in Python and notebooks: tables, plots, models and predictions."""
 
-import io
 import os
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -14,7 +13,7 @@ from flwr_frl.common.settings import Settings, require, unknown
 from flwr_frl.common.text import short_name
 from flwr_frl.predict.predictor import FilePath, Prediction, Predictor
 from flwr_frl.predict.runs import TrainedRun
-from flwr_frl.results.comparison import figure_of
+from flwr_frl.results.figures import figure_of, image_of
 from flwr_frl.results.results import (
     CLIENTS,
     METRICS,
@@ -209,12 +208,6 @@ def _frame(records: list[Row]) -> Any:
 
 def _figure(runs: Mapping[str, Run]) -> "Figure":
     figure = figure_of({name: list(run._rows.values()) for name, run in runs.items()})
-
-    def png() -> bytes:
-        image = io.BytesIO()
-        figure.savefig(image, format="png")
-        return image.getvalue()
-
     # Notebooks show other figures only after pyplot has made one.
-    setattr(figure, "_repr_png_", png)  # noqa: B010
+    setattr(figure, "_repr_png_", lambda: image_of(figure, "png"))  # noqa: B010
     return figure

@@ -145,7 +145,7 @@ class Strategy(Algorithm, uses_mean="only"):
         # The private mean has equal weights.
         valid = not noise or type(self).weights is Strategy.weights
         require(valid, "server-dp-noise", noise, "0: the algorithm weights clients")
-        check_settings(settings, self._traits)
+        check_settings(settings, self._traits, type(self).__name__)
         require_all_of_noise("server-dp", noise, clip, settings.server_dp_delta)
         # `centered-clip` saves its last change here.
         clips = settings.aggregation == rules.CENTERED_CLIP

@@ -20,7 +20,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings as hypothesis_settings
 from torch import nn
 
-from flwr_frl.results.comparison import plot
+from flwr_frl.results.figures import plot
 from flwr_frl.results.paper import write_figures
 from flwr_frl.task.models import MODELS
 from flwr_frl.task.training import local_training as calls

@@ -283,7 +283,7 @@ def _groups(runs: Any) -> list[list[_Run]]:
 
 def _read(place: Path) -> Iterator[_Run]:
     """Yield the finished runs of a results folder, or the run with this folder."""
-    place = place.absolute()
+    place = place.resolve()
     is_run = (place / METRICS).is_file()
     output = place.parent if is_run else place
     content: dict[str, Any] = read_object(output / SUMMARY)

@@ -19,7 +19,7 @@ from flwr.common import log
 from flwr_frl.common.algorithms import title
 from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES, TESTED_MODEL
 from flwr_frl.common.settings import Settings, defaults, facts
-from flwr_frl.results.comparison import curve
+from flwr_frl.results.figures import curve
 from flwr_frl.results.looks import looks
 from flwr_frl.results.methods import Comparison, MethodResult, tested
 from flwr_frl.results.results import (

@@ -3,26 +3,18 @@
 Table and figures fit into a column.
 """
 
-import io
 import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr_frl.common.algorithms import title
 from flwr_frl.common.files import write_atomically
-from flwr_frl.results.comparison import figure_of
+from flwr_frl.results.figures import WIDTH, figure_of, image_of, rank_diagram, rows_of
 from flwr_frl.results.methods import Comparison
-from flwr_frl.results.results import METRICS, read_rows
-from flwr_frl.results.statistics import Ranking
 from flwr_frl.results.tables import cell, chosen_cells, heading, latex
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-# Width of a column, in inches
-WIDTH = 3.3
 # Columns of the table after the main result
 COLUMNS = ("accuracy-worst-decile", "bytes", "seconds")
 # BibTeX entries, each with the algorithms that it describes as keywords. A Flower
@@ -57,26 +49,17 @@ def write_paper(
 
 def write_figures(output: Path, comparison: Comparison) -> None:
     """Write the curves of each task, and the diagram of mean ranks if there is one."""
-    import matplotlib
-
     figures = {}
     for name, rows in comparison.tasks.items():
-        of_methods = {
-            row.method: [read_rows(folder / METRICS) for folder in row.folders]
-            for row in rows
-        }
+        of_methods = rows_of({row.method: row.folders for row in rows})
         ending = f"-{name}" if len(comparison.tasks) > 1 else ""
         figures[rows[0].metric + ending] = figure_of(of_methods, WIDTH)
     if comparison.ranking:
         figures["ranks"] = rank_diagram(comparison.ranking)
     for name, figure in figures.items():
         for kind in ("pdf", "svg"):
-            image = io.BytesIO()
-            # Many publishers do not accept the default fonts, which are of type 3.
-            with matplotlib.rc_context({"pdf.fonttype": 42}):
-                figure.savefig(image, format=kind)
             plain = re.sub(r"\W+", "-", name).strip("-")
-            write_atomically(output / f"{plain}.{kind}", image.getvalue())
+            write_atomically(output / f"{plain}.{kind}", image_of(figure, kind))
 
 
 def table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
@@ -129,42 +112,3 @@ def references(methods: Sequence[str]) -> str:
         if keywords and not names.isdisjoint(keywords[1].split(", ")):
             chosen.append(f"{entry.strip()}\n")
     return "\n".join(chosen)
-
-
-def rank_diagram(ranking: Ranking) -> "Figure":
-    """Return a critical-difference diagram (Demšar 2006, figure 1).
-
-    Methods are at their mean ranks, the best on the left. Bars connect groups of
-    methods that do not differ significantly.
-    """
-    from matplotlib.figure import Figure
-
-    count, groups = len(ranking.methods), ranking.groups
-    half = (count + 1) // 2
-    depth = 0.45 + 0.25 * len(groups)
-    height = depth + 0.5 * half
-    figure = Figure(figsize=(WIDTH, 0.35 + 0.32 * height))
-    # The names are left and right of the axes.
-    axes = figure.add_axes((0.22, 0.02, 0.56, 0.96))
-    axes.set(xlim=(1 - 0.05, count + 0.05), ylim=(height, -1.2))
-    axes.spines[:].set_visible(False)
-    axes.spines["top"].set(visible=True, position=("data", 0))
-    axes.xaxis.tick_top()
-    axes.tick_params(labelsize=8, pad=1)
-    axes.set(xticks=range(1, count + 1), yticks=[])
-    # The critical difference, above the axis
-    width = min(ranking.critical_difference, count - 1)
-    axes.plot([1, 1 + width], [-1, -1], "k|-", lw=1.5, ms=5)
-    label = f" CD = {ranking.critical_difference:.2f}"
-    axes.text(1 + width, -1, label, fontsize=7, va="center")
-    for i, (method, at) in enumerate(zip(ranking.methods, ranking.ranks, strict=True)):
-        left = i < half
-        y = depth + 0.5 * (i if left else count - 1 - i)
-        edge = 1 - 0.05 if left else count + 0.05
-        axes.plot([at, at, edge], [0, y, y], "k-", lw=0.7)
-        side = "right" if left else "left"
-        axes.text(edge, y, f" {title(method)} ", fontsize=8, va="center", ha=side)
-    for i, (first, last) in enumerate(groups):
-        ends = [ranking.ranks[first] - 0.04, ranking.ranks[last] + 0.04]
-        axes.plot(ends, [0.3 + 0.25 * i] * 2, "k-", lw=2.5)
-    return figure

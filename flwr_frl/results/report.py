@@ -25,7 +25,6 @@ from flwr_frl.common.settings import Settings
 from flwr_frl.common.text import several, short_name
 from flwr_frl.results.comparison import PER_RUN, read_comparable, write_comparison
 from flwr_frl.results.output import locked
-from flwr_frl.results.page import write_page
 from flwr_frl.results.processes import PLACE
 from flwr_frl.results.results import (
     CLIENT_METRICS,
@@ -214,8 +213,6 @@ class Report:
             content = read_comparable(self.settings)
             content["algorithms"][self.algorithm] = summary
             self.lost |= write_comparison(self.output, content)
-            with log_os_errors(PAGE, self.lost):
-                write_page(self.output)
         if self.tracking:
             files = [self.output / name for name in (PLOT, PAGE)]
             self.tracking.end(True, summary, [p for p in files if p.is_file()])

@@ -20,8 +20,7 @@ Row = dict[str, Any]
 # Files of a run's folder, and of the results folder that contains it.
 METRICS, CLIENTS, STATUS = "metrics.jsonl", "clients.json", "status.json"
 NEWCOMERS = "newcomers.json"
-SUMMARY, METRICS_CSV = "summary.json", "metrics.csv"
-PLOT, PAGE = "accuracy.png", "report.html"
+SUMMARY, PLOT, PAGE = "summary.json", "accuracy.png", "report.html"
 # The entry of a row with the metrics of each client that was evaluated.
 CLIENT_METRICS = "client-metrics"
 # Metrics by which runs are compared, the preferred one first.

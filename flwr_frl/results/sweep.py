@@ -22,16 +22,10 @@ from flwr_frl.common.settings import (
     require,
 )
 from flwr_frl.common.text import short_name
-from flwr_frl.results.comparison import (
-    folder_of,
-    write_comparison,
-    write_tables,
-)
+from flwr_frl.results.comparison import folder_of, write_comparison
 from flwr_frl.results.output import archive_run
-from flwr_frl.results.page import write_page
 from flwr_frl.results.processes import counted, run_parallel
 from flwr_frl.results.results import (
-    PAGE,
     SUMMARY,
     failure,
     is_number,
@@ -188,7 +182,7 @@ def have_begun(folder: Path, algorithms: Iterable[str]) -> bool:
 
 
 def combine(output: Path, seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """Write the summary, tables, plots and page over the runs of several seeds.
+    """Write the summary, the plot and the page over the runs of several seeds.
 
     They include algorithms of earlier commands, which were run with the same settings
     and all seeds.
@@ -211,10 +205,7 @@ def combine(output: Path, seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
     of_all = {name: over_seeds([seed[name] for seed in compared]) for name in common}
     config = {**contents[0]["config"], "output": str(output)}
     content = {"algorithms": of_all, "config": config, "seeds": list(seeds)}
-    lost = write_comparison(output, content)
-    with log_os_errors(PAGE, lost):
-        write_page(output)
-    refuse_losses(output, lost)
+    refuse_losses(output, write_comparison(output, content))
     return of_all
 
 
@@ -265,8 +256,8 @@ def tune(
     overrides : mapping
         Settings of all points. With ``resume``, runs that have a checkpoint continue.
     output : Path
-        The output folder, for ``<algorithm>/point-<i>``, ``<algorithm>/test-<i>``,
-        ``tune.json`` and the tables.
+        The output folder, for ``<algorithm>/point-<i>``, ``<algorithm>/test-<i>``
+        and ``tune.json``.
     sweep : Sweep
         Makes the runs.
 
@@ -327,8 +318,6 @@ def tune(
         with log_os_errors(TUNED, lost):
             # Algorithms that were tuned earlier keep their entries.
             write_json(output / TUNED, {**read_object(output / TUNED), **tuned})
-            tested = {name: entry["test"] for name, entry in tuned.items()}
-            write_tables(output, tested, "test")
     refuse_losses(output, lost)
     return tuned
 

@@ -1,4 +1,4 @@
-"""Tables of results for the terminal, Markdown, LaTeX and notebooks.
+"""Tables of results for the terminal, LaTeX and notebooks.
 
 A table is a list of rows of cells; the first row has the headings.
 """
@@ -20,7 +20,7 @@ from flwr_frl.results.results import LOST, OVER_SEEDS, is_number
 COLUMNS: dict[str, tuple[str, str, float]] = {
     "accuracy": ("accuracy", "{:.2%}", 1),
     "accuracy-last": ("last round", "{:.2%}", 1),
-    "accuracy-weighted": ("by examples", "{:.2%}", 1),
+    "accuracy-weighted": ("over examples", "{:.2%}", 1),
     "accuracy-std-clients": ("std over clients", "{:.2%}", 1),
     "accuracy-worst-decile": ("worst tenth", "{:.2%}", 1),
     "accuracy-best-decile": ("best tenth", "{:.2%}", 1),
@@ -40,17 +40,11 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "bytes": ("MB", "{:,.1f}", 1e6),
     "loss-weighted": ("loss by examples", "{:.4g}", 1),
 }
-# Entries that a terminal does not show; ``table.md`` has them.
+# Entries that terminal and page do not show; notebooks do.
 DETAILS = (
     *("accuracy-weighted", "accuracy-best-decile", "evaluated", "rounds"),
     *("validation-accuracy", "validation-loss"),
 )
-# Explains the headings, after the meaning of the main result.
-LEGEND = (
-    "±: standard deviation over seeds; worst and best tenth: mean over that tenth of "
-    "the clients; by examples: mean over all examples"
-)
-
 Summaries = Mapping[str, Mapping[str, Any]]
 
 
@@ -103,7 +97,8 @@ def legend(summaries: Summaries, evaluated_on: str) -> str:
     protocol, model = (_stated(summaries, name) for name in ("protocol", TESTED_MODEL))
     return (
         f"Results: mean over the clients on {evaluated_on} examples; {protocol}; "
-        f"tested model: {model}; {LEGEND}."
+        f"tested model: {model}; ±: standard deviation over seeds; "
+        "worst tenth: mean over that tenth of the clients."
     )
 
 
@@ -169,14 +164,6 @@ def html(rows: Sequence[Sequence[str]]) -> str:
         for kind, row in zip(kinds, rows, strict=True)
     ]
     return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>"
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    """Format rows as a Markdown table."""
-    escaped = [[cell.replace("|", "\\|") for cell in row] for row in rows]
-    rule = ["---", *["---:"] * (len(rows[0]) - 1)]
-    lines = ["| " + " | ".join(row) + " |" for row in (escaped[0], rule, *escaped[1:])]
-    return "\n".join(lines) + "\n"
 
 
 def latex(rows: Sequence[Sequence[str]], bold: Container[tuple[int, int]] = ()) -> str:

@@ -176,8 +176,10 @@ class StrategySettings(Checked):
     transport: Literal["float32", "float16"] = setting("float32")
 
 
-def check_settings(settings: StrategySettings, traits: StrategyTraits) -> None:
-    """Raise `SettingsError` if an algorithm with these traits cannot use settings."""
+def check_settings(
+    settings: StrategySettings, traits: StrategyTraits, name: str
+) -> None:
+    """Raise `SettingsError` if the class of an algorithm cannot use settings."""
     rule, noise = settings.aggregation, settings.server_dp_noise
     never = traits.uses_mean == "never" and rule != "mean"
     require(not never, "aggregation", rule, "mean: this algorithm averages no models")
@@ -186,7 +188,7 @@ def check_settings(settings: StrategySettings, traits: StrategyTraits) -> None:
     require(valid, "weighting", settings.weighting, allowed)
     steps = settings.server_optimizer
     valid = traits.uses_mean == "only" and not traits.replies_are_changes
-    allowed = 'none for algorithms without uses_mean="only", a mean of models'
+    allowed = f'none for {name}, without uses_mean="only", a mean of models'
     require(valid or steps == "none", "server-optimizer", steps, allowed)
     if not noise:
         return

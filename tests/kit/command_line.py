@@ -1,6 +1,5 @@
 """Run the command line in this process, and check its errors and its files."""
 
-import csv
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -111,12 +110,6 @@ def assert_refused(arguments: Sequence[str], expected: str, root: Path) -> None:
         assert error.code == expected, str(error)
     # Not even a directory was created.
     assert tree(root) == before
-
-
-def lines_of(path: Path) -> list[dict[str, str]]:
-    """Return the lines of a CSV file."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
 
 
 def one_error(printed: str) -> str:

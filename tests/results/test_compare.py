@@ -38,6 +38,7 @@ def test_methods_are_tested_against_the_best_one(tmp_path):
     assert comparison.ranking is None
     # By name, path or folder of a run
     assert compare(str(tmp_path / "fedper")).rows[0].method == "fedper"
+    assert len(compare(tmp_path / "nowhere" / "..").rows) == 3
 
 
 def test_other_protocols_and_a_baseline(tmp_path):

@@ -3,12 +3,11 @@
 import json
 
 import pytest
-from command_line import json_of, lines_of, tree
+from command_line import json_of, tree
 from disks import full
 from named_tasks import dashed
 
 from flwr_frl.common.settings import resolve
-from flwr_frl.results.comparison import write_csv
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import (
     client_means,
@@ -98,32 +97,6 @@ def test_a_full_disk_delays_rows_and_loses_none(tmp_path, path, monkeypatch, cal
     assert report.lost == set()
 
 
-def test_csv_has_one_line_per_number(tmp_path):
-    line = {"round": 4, "seconds": 1.5, "silent-clients": ["a"], "ok": True}
-    line |= {"client-metrics": {"pi, 1": {"accuracy": 0.25, "loss": None}}}
-    for name in "ab":
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    clients = {"pi, 1": {"num-examples": 9, "class-counts": {"7": 4}, "accuracy": 0.5}}
-    (tmp_path / "a" / "clients.json").write_text(json.dumps(clients))
-    with (tmp_path / "b" / "metrics.jsonl").open("a") as file:
-        file.write('{"round": 5, "client-metr')
-    runs = {(name, 3): tmp_path / name for name in "ab"}
-    write_csv(tmp_path / "metrics.csv", runs, "test")
-    lines = lines_of(tmp_path / "metrics.csv")
-    about = {(r["algorithm"], r["seed"], r["evaluated-on"]) for r in lines}
-    assert about == {("a", "3", "test"), ("b", "3", "test")}
-    cells = [(r["client"], r["round"], r["metric"], r["value"]) for r in lines]
-    assert cells == [
-        ("pi, 1", "4", "accuracy", "0.25"),
-        ("", "4", "seconds", "1.5"),
-        ("pi, 1", "0", "num-examples", "9"),
-        ("pi, 1", "0", "class-count:7", "4"),
-        ("pi, 1", "4", "accuracy", "0.25"),
-        ("", "4", "seconds", "1.5"),
-    ]
-
-
 @pytest.mark.parametrize(
     ("count", "worst", "best"),
     # Accuracies are 0, 0.1, 0.2, ... One tenth of 5 or 10 clients is 1, of 11 it is 2.
@@ -201,8 +174,8 @@ def test_finished_run_has_written_all_files(tmp_path, figures):
     summary = finished(tmp_path, "fedrep", 0.75)
     out = tmp_path / "out"
     assert tree(out) == {
-        *("fedrep", "fedrep/metrics.jsonl", "fedrep/clients.json", "metrics.csv"),
-        *("summary.json", "table.md", "accuracy.png", "report.html"),
+        *("fedrep", "fedrep/metrics.jsonl", "fedrep/clients.json"),
+        *("summary.json", "accuracy.png", "report.html"),
     }
     clients = json_of(out / "fedrep" / "clients.json")
     assert clients == {"000000": {"accuracy": 0.75}}

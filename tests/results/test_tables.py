@@ -1,19 +1,18 @@
-"""The table of a comparison as cells, Markdown and LaTeX."""
+"""The table of a comparison as cells, LaTeX and HTML."""
 
 from io import StringIO
 
 import pytest
 from rich.console import Console
 
-from flwr_frl.results.comparison import write_tables
-from flwr_frl.results.tables import cells, html, latex, legend, markdown, terminal
+from flwr_frl.results.tables import cells, html, latex, legend, terminal
 
 SUMMARIES = {
     "fedavg": {"accuracy": 0.5, "accuracy-weighted": 0.25, "bytes": 1_500_000},
     "own_50%": {"accuracy": 0.75, "accuracy-std-seeds": 0.0125, "seeds": 3, "r|2": 1.5},
 }
 ROWS = [
-    ["algorithm", "accuracy", "by examples", "MB", "r|2"],
+    ["algorithm", "accuracy", "over examples", "MB", "r|2"],
     ["fedavg", "50.00%", "25.00%", "1.5", ""],
     ["own_50%", "75.00% ± 1.25%", "", "", "1.5"],
 ]
@@ -49,28 +48,20 @@ def test_details_and_empty_entries_are_left_out():
     assert cells(every, without=["rounds"])[0] == ["algorithm", "accuracy"]
 
 
-def test_files_in_markdown_and_latex(tmp_path):
-    assert markdown(ROWS) == (
-        "| algorithm | accuracy | by examples | MB | r\\|2 |\n"
-        "| --- | ---: | ---: | ---: | ---: |\n"
-        "| fedavg | 50.00% | 25.00% | 1.5 |  |\n"
-        "| own_50% | 75.00% ± 1.25% |  |  | 1.5 |\n"
-    )
+def test_latex_and_html():
     lines = latex(ROWS, bold={(2, 1)}).splitlines()
     assert lines[2] == r"\begin{tabular}{lrrrr}"
-    assert lines[4] == r"algorithm & accuracy (\%) & by examples (\%) & MB & r|2 \\"
+    assert lines[4] == r"algorithm & accuracy (\%) & over examples (\%) & MB & r|2 \\"
     assert lines[-3] == r"own\_50\% & \textbf{75.00 $\pm$ 1.25} &  &  & 1.5 \\"
     assert lines[-1] == r"\end{tabular}}"
     assert html([["a", "b"], ["<c>", "d"]]) == (
         "<table><tr><th>a</th><th>b</th></tr>"
         "<tr><td>&lt;c&gt;</td><td>d</td></tr></table>"
     )
-    write_tables(tmp_path, SUMMARIES, "validation")
-    rows = cells(SUMMARIES, "validation")
-    text = (tmp_path / "table.md").read_text()
-    assert text.startswith(markdown(rows))
-    # The legend names the evaluated examples, and differing protocols and models.
-    assert "on validation examples" in text
+
+
+def test_the_legend_names_examples_protocols_and_models():
+    assert "on validation examples" in legend(SUMMARIES, "validation")
     adapted = {"protocol": "last evaluated round", "tested-model": "adapted"}
     received = {"protocol": "mean of last 3 rounds", "tested-model": "adapted"}
     text = legend({"fedavg-ft": adapted, "fedavg": received, "moon": received}, "test")

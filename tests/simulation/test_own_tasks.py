@@ -54,7 +54,7 @@ def test_table_has_the_number_of_clients_behind_each_mean(tmp_path, write_module
     assert "loss-clients" not in row
     summary = json_of(tmp_path / "summary.json")["algorithms"]["fedavg"]
     assert (summary["evaluated"], summary["defined-clients"]) == (3, 2)
-    assert "| 1 (2 clients) |" in (tmp_path / "table.md").read_text()
+    assert "1 (2 clients)" in (tmp_path / "report.html").read_text()
 
 
 BAD = """

@@ -96,8 +96,6 @@ def test_a_run_can_be_resumed_in_another_folder(tmp_path, undisturbed):
     assert_same_rows(rows, undisturbed["fedrep"], 1e-12)
     summary = json_of(second / "summary.json")["algorithms"]["fedrep"]
     assert summary["bytes"] == sum(r["bytes-down"] + r["bytes-up"] for r in rows)
-    lines = (second / "metrics.csv").read_text().splitlines()[1:]
-    assert {int(line.split(",")[3]) for line in lines} == set(range(10))
     assert len(rows_of(first, "fedrep")) == 5
     assert {*first.rglob("*.safetensors")} == heads
 

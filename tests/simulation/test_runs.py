@@ -11,7 +11,8 @@ from flwr_frl import cli, compare, running
 from flwr_frl.cli import parse
 from flwr_frl.common.settings import defaults
 from flwr_frl.predict.__main__ import named_in, parser_of
-from flwr_frl.results.comparison import PER_RUN, plot
+from flwr_frl.results.comparison import PER_RUN
+from flwr_frl.results.figures import plot
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +34,8 @@ def test_the_files_of_a_run(compared):
     assert len(heads) == 20
     own = ("metrics.jsonl", "clients.json", "status.json", "checkpoint.safetensors")
     assert files - heads == {
-        *("accuracy.png", "metrics.csv", "report.html", "summary.json"),
-        *("table.md", "table.tex", "references.bib"),
+        *("accuracy.png", "report.html", "summary.json"),
+        *("table.tex", "references.bib"),
         *(f"{name}/{file}" for name in ("fedavg", "fedrep") for file in own),
     }
     with Image.open(compared / "accuracy.png") as image:
@@ -76,8 +77,8 @@ def test_clients_and_summary_agree_with_the_rows(compared, algorithm):
     # The tables show the same number.
     results = {row.method: row.result for row in compare(compared).rows}
     assert results[algorithm] == summary["accuracy"]
-    for name in ("table.md", "report.html"):
-        assert f"{summary['accuracy']:.2%}" in (compared / name).read_text()
+    page = (compared / "report.html").read_text()
+    assert f"{summary['accuracy']:.2%}" in page
     assert summary["protocol"] == "mean of last 10 rounds"
     tested = {"fedavg": "received", "fedrep": "with personal parts"}
     assert summary["tested-model"] == tested[algorithm]

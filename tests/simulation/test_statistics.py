@@ -14,7 +14,6 @@ from command_line import (
     cases,
     config_of,
     json_of,
-    lines_of,
     rows_of,
     run,
 )
@@ -47,11 +46,6 @@ def test_sequential_seeds_can_be_resumed(tmp_path, monkeypatch, capsys):
     go(single, "fedavg", "--seed", "4")
     of_seed = [row["accuracy"] for row in rows_of(complete / "seed-4", "fedavg")[-2:]]
     assert of_seed == [row["accuracy"] for row in rows_of(single, "fedavg")[-2:]]
-    # The clients of all runs are in one file.
-    lines = lines_of(complete / "metrics.csv")
-    assert {(r["algorithm"], r["seed"]) for r in lines} == {
-        (name, seed) for name in ("fedavg", "fedper") for seed in ("3", "4")
-    }
     # A command interrupted in the second seed resumes with the same results.
     original, runs = running.run, []
 
@@ -83,8 +77,6 @@ def test_commands_with_the_same_seeds_share_a_table(tmp_path):
     assert summary["seeds"] == [0, 1]
     assert list(summary["algorithms"]) == ["fedavg", "fedper"]
     assert summary["algorithms"]["fedavg"] == first["fedavg"]
-    named = {(r["algorithm"], r["seed"]) for r in lines_of(tmp_path / "metrics.csv")}
-    assert named == {(n, seed) for n in ("fedavg", "fedper") for seed in ("0", "1")}
     # FedAvg has no third seed, and a single run joins no table over seeds.
     for words in (("local", "--seeds", "3"), ("local",)):
         go(tmp_path, *words, rounds=1)
@@ -158,8 +150,6 @@ def test_tune_picks_by_validation_and_tests_once(tmp_path):
     nothing, learned, diverged = tuned["points"]
     assert learned["accuracy"] > nothing["accuracy"]
     assert "valid reply" in diverged["failed"]
-    lines = lines_of(tmp_path / "fedper" / "point-1" / "metrics.csv")
-    assert {line["evaluated-on"] for line in lines} == {"validation"}
     # The test result is that of the picked settings on all training examples.
     alone = tmp_path / "alone"
     go(alone, "fedper", rounds=5, learning_rate=0.5)

@@ -8,7 +8,7 @@ from refusals import assert_says, uninstall
 
 from flwr_frl import running
 from flwr_frl.common.settings import need
-from flwr_frl.results.comparison import plot
+from flwr_frl.results.figures import plot
 from flwr_frl.strategies.grids.simulation import RayGrid
 
 
@@ -37,7 +37,7 @@ def test_run_without_extras_lacks_only_the_plot(lean, tmp_path, caplog, figures)
     assert run.summary["rounds"] == 2
     assert "no accuracy.png: matplotlib is missing" in caplog.text
     names = {path.name for path in tmp_path.iterdir()}
-    assert {"fedrep", "summary.json", "report.html", "metrics.csv"} <= names
+    assert {"fedrep", "summary.json", "report.html"} <= names
     assert "accuracy.png" not in names
 
 

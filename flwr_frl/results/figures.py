@@ -1,0 +1,187 @@
+"""Figures of a comparison: curves by round, and mean ranks with what differs."""
+
+import io
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from logging import INFO
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from flwr.common import log
+
+from flwr_frl.common.algorithms import title
+from flwr_frl.common.files import write_atomically
+from flwr_frl.results.looks import looks
+from flwr_frl.results.results import METRICS, PAGE, PLOT, Row, quality, read_rows
+from flwr_frl.results.statistics import Ranking
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# Width of a paper's column, in inches
+WIDTH = 3.3
+# The simulated time of a run so far.
+CLOCK = "seconds-simulated"
+# Metrics with a logarithmic axis.
+ERRORS = ("distance", "error", "loss")
+
+
+def plot(output: Path, runs: Mapping[str, Sequence[Path]]) -> None:
+    """Write `figure_of` some runs to ``accuracy.png``; without matplotlib, nothing.
+
+    Parameters
+    ----------
+    output : Path
+        The folder of the plot.
+    runs : mapping
+        The folders of the runs of each algorithm.
+    """
+    if find_spec("matplotlib") is None:
+        text = "no %s: matplotlib is missing (pip install 'flwr-frl[plot]'); see %s"
+        log(INFO, text, PLOT, PAGE)
+        return
+    write_atomically(output / PLOT, image_of(figure_of(rows_of(runs)), "png"))
+
+
+def rows_of(runs: Mapping[str, Sequence[Path]]) -> dict[str, list[list[Row]]]:
+    """Return the rows of each run, by algorithm."""
+    return {
+        name: [read_rows(folder / METRICS) for folder in folders]
+        for name, folders in runs.items()
+    }
+
+
+def image_of(figure: "Figure", kind: str) -> bytes:
+    """Return a figure as an image in the format ``png``, ``pdf`` or ``svg``."""
+    import matplotlib
+
+    image = io.BytesIO()
+    # Many publishers do not accept the default fonts, which are of type 3.
+    with matplotlib.rc_context({"pdf.fonttype": 42}):
+        figure.savefig(image, format=kind, dpi=150)
+    return image.getvalue()
+
+
+def figure_of(rows: Mapping[str, list[list[Row]]], width: float = 0) -> "Figure":
+    """Return a figure of accuracy (or error) and training loss by round.
+
+    Runs with a simulated time are plotted by it as well. Of several seeds, the mean and
+    one standard deviation to either side are plotted.
+
+    Parameters
+    ----------
+    rows : mapping
+        The rows of each seed, by algorithm.
+    width : float, default 0
+        Width in inches of a figure of accuracy (or error) alone; 0 draws all.
+    """
+    from matplotlib.figure import Figure
+
+    present = {
+        n for seeds in rows.values() for run in seeds for row in run for n in row
+    }
+    measure = quality(present)
+    panels = [(measure, "round"), ("train-loss", "round")]
+    if CLOCK in present:
+        panels.append((measure, CLOCK))
+    look = looks(rows)
+    panels, size = panels[:1] if width else panels, 7 if width else 8
+    figsize = (width, 0.8 * width) if width else (4.5 * len(panels) + 1.5, 3.6)
+    figure = Figure(figsize=figsize, layout="constrained")
+    every = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (metric, across) in zip(every, panels, strict=True):
+        for name, seeds in rows.items():
+            rounds, means, deviations = curve(seeds, metric)
+            times = dict(zip(*curve(seeds, across)[:2], strict=True))
+            if not rounds or not times.keys() >= set(rounds):
+                continue
+            at, (colour, style) = [times[n] for n in rounds], look[name]
+            line = {"ls": style, "marker": ".", "ms": 3, "label": title(name)}
+            axes.plot(at, means, colour, lw=1 if width else 1.5, **line)
+            if len(seeds) > 1:
+                low, high = np.subtract(means, deviations), np.add(means, deviations)
+                axes.fill_between(at, low, high, color=colour, alpha=0.2, lw=0)
+        axes.set_xlabel(across, size=size + 1)
+        axes.set_ylabel(metric, size=size + 1)
+        axes.tick_params(labelsize=size)
+        axes.grid(alpha=0.3)
+        if metric == "accuracy":
+            axes.set_ylim(0, 1)
+            axes.yaxis.set_major_formatter("{x:.0%}")
+        elif metric in ERRORS and all(min(x.get_ydata()) > 0 for x in axes.lines):
+            axes.set_yscale("log")
+        if across == CLOCK:
+            axes.set(xlabel="simulated time", xscale="log")
+    if lines := {line.get_label(): line for axes in every for line in axes.lines}:
+        below = {"loc": "outside lower center", "ncols": 3, "frameon": False}
+        place = below if width else {"loc": "outside right upper"}
+        figure.legend(lines.values(), lines, fontsize=size, **place)
+    return figure
+
+
+def curve(
+    runs: list[list[Row]], metric: str
+) -> tuple[list[int], list[float], list[float]]:
+    """Return the mean and deviation of a metric over runs, by round.
+
+    Parameters
+    ----------
+    runs : list of list of dict
+        The rows of each run.
+    metric : str
+        The metric.
+
+    Returns
+    -------
+    rounds, means, deviations
+        The rounds in which all runs have a value, with the mean and the sample standard
+        deviation (n - 1), which is 0 for a single run.
+    """
+    values = [
+        {row["round"]: row[metric] for row in rows if row.get(metric) is not None}
+        for rows in runs
+    ]
+    rounds = sorted(set.intersection(*map(set, values)))
+    table = np.array([[run[r] for r in rounds] for run in values])
+    spread = table.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(rounds))
+    return rounds, table.mean(0).tolist(), spread.tolist()
+
+
+def rank_diagram(ranking: Ranking) -> "Figure":
+    """Return a critical-difference diagram (Demšar 2006, figure 1).
+
+    Methods are at their mean ranks, the best on the left. Bars connect groups of
+    methods that do not differ significantly.
+    """
+    from matplotlib.figure import Figure
+
+    count, groups = len(ranking.methods), ranking.groups
+    half = (count + 1) // 2
+    depth = 0.45 + 0.25 * len(groups)
+    height = depth + 0.5 * half
+    figure = Figure(figsize=(WIDTH, 0.35 + 0.32 * height))
+    # The names are left and right of the axes.
+    axes = figure.add_axes((0.22, 0.02, 0.56, 0.96))
+    axes.set(xlim=(1 - 0.05, count + 0.05), ylim=(height, -1.2))
+    axes.spines[:].set_visible(False)
+    axes.spines["top"].set(visible=True, position=("data", 0))
+    axes.xaxis.tick_top()
+    axes.tick_params(labelsize=8, pad=1)
+    axes.set(xticks=range(1, count + 1), yticks=[])
+    # The critical difference, above the axis
+    width = min(ranking.critical_difference, count - 1)
+    axes.plot([1, 1 + width], [-1, -1], "k|-", lw=1.5, ms=5)
+    label = f" CD = {ranking.critical_difference:.2f}"
+    axes.text(1 + width, -1, label, fontsize=7, va="center")
+    for i, (method, at) in enumerate(zip(ranking.methods, ranking.ranks, strict=True)):
+        left = i < half
+        y = depth + 0.5 * (i if left else count - 1 - i)
+        edge = 1 - 0.05 if left else count + 0.05
+        axes.plot([at, at, edge], [0, y, y], "k-", lw=0.7)
+        side = "right" if left else "left"
+        axes.text(edge, y, f" {title(method)} ", fontsize=8, va="center", ha=side)
+    for i, (first, last) in enumerate(groups):
+        ends = [ranking.ranks[first] - 0.04, ranking.ranks[last] + 0.04]
+        axes.plot(ends, [0.3 + 0.25 * i] * 2, "k-", lw=2.5)
+    return figure
