@@ -19,20 +19,16 @@ from flwr_frl.common.text import several
 from flwr_frl.results.results import (
     CLIENTS,
     METRICS,
-    NEWCOMERS,
     PROTOCOLS,
     SUMMARY,
     VALIDATED,
-    Row,
-    client_means,
+    RunResult,
     is_number,
     over_seeds,
     quality,
     read_object,
     read_rows,
-    result_rows,
-    summarize_newcomers,
-    summarize_run,
+    run_result,
 )
 from flwr_frl.results.statistics import (
     LEVEL,
@@ -185,7 +181,6 @@ class _Run(NamedTuple):
     """A finished run, with its own folder and the place of the results folder."""
 
     method: str
-    seed: Any
     directory: Path
     config: Settings
     place: str
@@ -233,15 +228,20 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
     require(bool(found), "compare", found, "at least one folder of results")
     # Folders are named by what distinguishes their paths.
     base = os.path.commonpath([run.place for group in found for run in group])
+    chosen = {"result-protocol": protocol} if protocol else {}
     found = [
-        [run._replace(place=os.path.relpath(run.place, base)) for run in group]
+        [
+            run._replace(
+                place=os.path.relpath(run.place, base), config={**run.config, **chosen}
+            )
+            for run in group
+        ]
         for group in found
     ]
     every = [run for group in found for run in group]
     for name in COMMON[:1] if protocol else COMMON:
         values = sorted({str(run.config[name]) for run in every})
         require(len(values) == 1, name, values, "the same value in all compared runs")
-    protocol = protocol or str(every[0].config["result-protocol"])
     tasks = dict[str, list[list[_Run]]]()
     for group in found:
         tasks.setdefault(_data_of(group), []).append(group)
@@ -262,7 +262,11 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
         row
         for title, each in zip(titles, methods, strict=True)
         for row in tested(
-            [_result(title, *of, protocol) for of in each.items()], baseline
+            [
+                over_runs(title, method, [_result(run) for run in runs])
+                for method, runs in each.items()
+            ],
+            baseline,
         )
     ]
     known = dict.fromkeys(row.method for row in rows)
@@ -299,7 +303,8 @@ def _read(place: Path) -> Iterator[_Run]:
         folder = output / f"seed-{seed}" if "seeds" in content else output
         for name in [place.name] if is_run else names:
             tested = str(names[name].get(TESTED_MODEL, ""))
-            yield _Run(name, seed, folder / name, config, str(output), tested)
+            of_run = {**config, "seed": seed}
+            yield _Run(name, folder / name, of_run, str(output), tested)
 
 
 def _data_of(runs: Sequence[_Run]) -> str:
@@ -308,7 +313,7 @@ def _data_of(runs: Sequence[_Run]) -> str:
     Other settings may differ, such as the learning rates of two folders.
     """
     counts = {
-        run.seed: {
+        run.config["seed"]: {
             client: [entry.get(n) for n in (NUM_EXAMPLES, NUM_TEST_EXAMPLES)]
             for client, entry in sorted(read_object(run.directory / CLIENTS).items())
         }
@@ -328,34 +333,30 @@ def _by_method(groups: Sequence[Sequence[_Run]]) -> dict[str, list[_Run]]:
     return methods
 
 
-def _result(
-    task: str, method: str, runs: Sequence[_Run], protocol: str
-) -> MethodResult:
-    """Return the result of a method on a task, not yet compared."""
-    summaries, clients = list[Row](), dict[str, list[float]]()
-    for _, _, directory, config, _, tested_model in runs:
-        rows = read_rows(directory / METRICS)
-        require(bool(rows), "compare", str(directory), "a run with a metrics.jsonl")
-        final = result_rows(rows, protocol, int(config["evaluate-last"]))
-        summary = summarize_run(
-            directory, rows, read_object(directory / CLIENTS), final, protocol
-        )
-        allowed = "a protocol of the runs; these measured no validation results"
-        measured = protocol != "best-validation" or any(n in summary for n in VALIDATED)
-        require(measured, "result-protocol", protocol, allowed)
-        if joined := read_object(directory / NEWCOMERS):
-            summary |= summarize_newcomers(joined)
-        summaries.append({**summary, TESTED_MODEL: tested_model})
-        rounds = {row["round"] for row in final}
-        for client, value in client_means(directory, quality(summary), rounds).items():
-            clients.setdefault(client, []).append(value)
+def _result(run: _Run) -> RunResult:
+    rows, protocol = read_rows(run.directory / METRICS), run.config["result-protocol"]
+    require(bool(rows), "compare", str(run.directory), "a run with a metrics.jsonl")
+    result = run_result(run.directory, run.config, rows, run.tested)
+    allowed = "a protocol of the runs; these measured no validation results"
+    measured = any(name in result.summary for name in VALIDATED)
+    valid = protocol != "best-validation" or measured
+    require(valid, "result-protocol", protocol, allowed)
+    return result
+
+
+def over_runs(task: str, method: str, runs: Sequence[RunResult]) -> MethodResult:
+    """Return the result of a method on a task over its runs, not yet compared."""
+    summaries = [run.summary for run in runs]
     summary = over_seeds(summaries) if len(runs) > 1 else summaries[0]
-    metric = quality(summary)
-    results = zip(runs, summaries, strict=True)
-    seeds = {run.seed: each[metric] for run, each in results if metric in each}
-    means = {client: fmean(values) for client, values in clients.items()}
+    metric, of_client = quality(summary), dict[str, list[float]]()
+    for run in runs:
+        for client, value in run.clients.items():
+            of_client.setdefault(client, []).append(value)
+    clients = {client: fmean(values) for client, values in of_client.items()}
+    values = {run.seed: run.summary.get(metric) for run in runs}
+    seeds = {seed: value for seed, value in values.items() if is_number(value)}
     folders = tuple(run.directory for run in runs)
-    return MethodResult(task, method, metric, summary, means, seeds, folders=folders)
+    return MethodResult(task, method, metric, summary, clients, seeds, folders=folders)
 
 
 def tested(results: Sequence[MethodResult], baseline: str) -> list[MethodResult]:

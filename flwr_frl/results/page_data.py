@@ -11,7 +11,6 @@ from functools import lru_cache
 from itertools import chain
 from logging import WARNING
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from flwr.common import log
@@ -21,23 +20,18 @@ from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES, TESTED_MOD
 from flwr_frl.common.settings import Settings, defaults, facts
 from flwr_frl.results.figures import curve
 from flwr_frl.results.looks import looks
-from flwr_frl.results.methods import Comparison, MethodResult, tested
+from flwr_frl.results.methods import Comparison, MethodResult, over_runs, tested
 from flwr_frl.results.results import (
     CLIENTS,
     METRICS,
     NEWCOMERS,
     STATUS,
     Row,
-    client_means,
+    RunResult,
     is_number,
-    over_seeds,
-    protocol_text,
-    quality,
     read_object,
     read_rows,
-    result_rows,
-    summarize,
-    summarize_newcomers,
+    run_result,
 )
 from flwr_frl.results.tables import DETAILS, cells, formatted
 
@@ -69,10 +63,8 @@ class Run(NamedTuple):
         When its files were last written, in nanoseconds.
     rows : list of dict
         At most `MOST_POINTS` rows of the journal, with the costs so far.
-    summary : mapping
-        The results so far, with the entries of ``summary.json``.
-    clients : mapping
-        The result of each client.
+    result : RunResult
+        The result so far; empty before the first round.
     """
 
     settings: Settings
@@ -80,8 +72,7 @@ class Run(NamedTuple):
     status: Mapping[str, Any]
     written: int
     rows: list[Row]
-    summary: Mapping[str, Any]
-    clients: Mapping[str, float]
+    result: RunResult
 
     @property
     def state(self) -> str:
@@ -107,7 +98,10 @@ def read_folder(folder: Path) -> dict[str, Any]:
         best first. A damaged run is left out.
     """
     runs = _runs_in(folder)
-    results = [_result(name, _counted(seeds)) for name, seeds in runs.items()]
+    results = [
+        over_runs("", name, [run.result for run in _counted(seeds)])
+        for name, seeds in runs.items()
+    ]
     every = sorted(chain(*runs.values()), key=lambda run: run.written)
     evaluated_on = " or ".join(sorted({str(r.settings["evaluate-on"]) for r in every}))
     rows = tuple(tested(results, "") if results else ())
@@ -172,18 +166,10 @@ def _read(place: Path, files: tuple[tuple[int, int], ...]) -> Run:
     # Values of another type are an error here, where the run is left out.
     settings["seed"] = int(settings["seed"])
     status["left"] = round(status.get("left") or 0)
-    summary, clients = dict[str, Any](), dict[str, float]()
+    result = RunResult(place, settings["seed"], {}, {})
     if rows:
-        protocol = str(settings["result-protocol"])
-        final = result_rows(rows, protocol, int(settings["evaluate-last"]))
-        metric, rounds = quality(final[-1]), {row["round"] for row in final}
-        clients = client_means(place, metric, rounds)
-        means = clients if metric == "accuracy" else None
-        summary = summarize(rows, read_object(place / CLIENTS), final, means)
-        summary["protocol"] = protocol_text(final, protocol)
-        summary[TESTED_MODEL] = str(status.get(TESTED_MODEL, ""))
-        if joined := read_object(place / NEWCOMERS):
-            summary |= summarize_newcomers(joined)
+        tested_model = str(status.get(TESTED_MODEL, ""))
+        result = run_result(place, settings, rows, tested_model)
     hidden = facts("always") | {"algorithm", "seed"}
     changed = {
         # Of a path only the name, as of the folder
@@ -193,7 +179,7 @@ def _read(place: Path, files: tuple[tuple[int, int], ...]) -> Run:
     }
     _complete(status.get("clients", ()), rows)
     written = max(time for time, _ in files)
-    return Run(settings, changed, status, written, _points(rows), summary, clients)
+    return Run(settings, changed, status, written, _points(rows), result)
 
 
 def _complete(clients: Sequence[dict[str, Any]], rows: Sequence[Row]) -> None:
@@ -227,20 +213,6 @@ def _counted(runs: Sequence[Run]) -> Sequence[Run]:
     """Return the runs that have ended or, before one has, those that have begun."""
     ended = [run for run in runs if run.state == "finished"]
     return ended or [run for run in runs if run.rows] or runs
-
-
-def _result(name: str, runs: Sequence[Run]) -> MethodResult:
-    """Return the results of a method, not yet compared."""
-    summaries = [run.summary for run in runs]
-    summary = over_seeds(summaries) if len(summaries) > 1 else summaries[0]
-    metric, of_client = quality(summary), dict[str, list[float]]()
-    for run in runs:
-        for client, value in run.clients.items():
-            of_client.setdefault(client, []).append(value)
-    clients = {client: fmean(values) for client, values in of_client.items()}
-    values = {run.settings["seed"]: run.summary.get(metric) for run in runs}
-    seeds = {seed: value for seed, value in values.items() if is_number(value)}
-    return MethodResult("", name, metric, summary, clients, seeds)
 
 
 def _curves(runs: Sequence[Run]) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TimeRemainingColumn
 
 from flwr_frl.common.files import atomic_file, open_no_follow
-from flwr_frl.common.messages import TESTED_MODEL
 from flwr_frl.common.settings import Settings
 from flwr_frl.common.text import several, short_name
 from flwr_frl.results.comparison import PER_RUN, read_comparable, write_comparison
@@ -41,9 +40,8 @@ from flwr_frl.results.results import (
     quality,
     read_journal,
     result_rows,
+    run_result,
     strict_json,
-    summarize_newcomers,
-    summarize_run,
     without_clients,
     write_json,
 )
@@ -201,14 +199,11 @@ class Report:
         with self.writing(CLIENTS):
             write_json(self.directory / CLIENTS, clients)
         self._write_rows()
-        final = result_rows(self.rows, *self._protocol)
-        about = self.directory, self.rows, clients, final
-        summary = summarize_run(*about, self._protocol[0])
-        summary[TESTED_MODEL] = self.tested
         if joined:
             with self.writing(NEWCOMERS):
                 write_json(self.directory / NEWCOMERS, joined)
-            summary |= summarize_newcomers(joined)
+        about = self.directory, self.settings, self.rows, self.tested
+        summary = dict(run_result(*about, clients, joined or {}).summary)
         with log_os_errors(self.output, self.lost), locked(self.output, wait=True):
             content = read_comparable(self.settings)
             content["algorithms"][self.algorithm] = summary

@@ -6,14 +6,19 @@ import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from logging import ERROR
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from flwr.common import log
 
 from flwr_frl.common.files import write_atomically
-from flwr_frl.common.messages import CLASS_COUNTS, EXAMPLE_EPSILON, OF_CLIENTS
-from flwr_frl.common.settings import require
+from flwr_frl.common.messages import (
+    CLASS_COUNTS,
+    EXAMPLE_EPSILON,
+    OF_CLIENTS,
+    TESTED_MODEL,
+)
+from flwr_frl.common.settings import Settings, require
 
 Row = dict[str, Any]
 
@@ -207,6 +212,63 @@ def summarize(
     }
 
 
+class RunResult(NamedTuple):
+    """The result of a run.
+
+    Parameters
+    ----------
+    directory : Path
+        The run's folder.
+    seed : int
+        The seed.
+    summary : mapping
+        The entries of ``summary.json``.
+    clients : mapping
+        Each client's result: its mean of the first metric of `QUALITY`.
+    """
+
+    directory: Path
+    seed: Any
+    summary: Mapping[str, Any]
+    clients: Mapping[str, float]
+
+
+def run_result(
+    directory: Path,
+    settings: Settings,
+    rows: Sequence[Row],
+    tested: str,
+    clients: Mapping[str, Mapping[str, Any]] | None = None,
+    joined: Mapping[str, Mapping[str, Any]] | None = None,
+) -> RunResult:
+    """Return the result of a run by its protocol.
+
+    Parameters
+    ----------
+    directory : Path
+        The run's folder with its journal.
+    settings : mapping
+        The settings, with ``seed``, ``result-protocol`` and ``evaluate-last``.
+    rows : sequence of dict
+        The rows of the journal, at least one.
+    tested : str
+        The model that the clients tested.
+    clients, joined : mapping, optional
+        The contents of ``clients.json`` and ``newcomers.json``; by default they are
+        read.
+    """
+    clients = read_object(directory / CLIENTS) if clients is None else clients
+    joined = read_object(directory / NEWCOMERS) if joined is None else joined
+    protocol = str(settings["result-protocol"])
+    final = result_rows(rows, protocol, int(settings["evaluate-last"]))
+    metric = quality({n for row in final for n, v in row.items() if is_number(v)})
+    means = client_means(directory, metric, {row["round"] for row in final})
+    summary = summarize(rows, clients, final, means if metric == "accuracy" else None)
+    summary |= {"protocol": protocol_text(final, protocol), TESTED_MODEL: tested}
+    summary |= summarize_newcomers(joined)
+    return RunResult(directory, settings["seed"], summary, means)
+
+
 def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the means of an algorithm's summaries over seeds.
 
@@ -238,29 +300,6 @@ def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if name not in WITHOUT_DEVIATION and len(values) > 1:
             combined[name + OVER_SEEDS] = float(np.std(values, ddof=1))
     return {**combined, "seeds": len(summaries)}
-
-
-def summarize_run(
-    directory: Path,
-    rows: Sequence[Row],
-    clients: Mapping[str, Mapping[str, Any]],
-    final: Sequence[Row],
-    protocol: str,
-) -> dict[str, Any]:
-    """Summarize a run with the metrics in its journal, and describe its protocol.
-
-    Parameters
-    ----------
-    directory : Path
-        The run's folder.
-    rows, clients, final
-        As of `summarize`.
-    protocol : str
-        As of `result_rows`.
-    """
-    means = client_means(directory, "accuracy", {row["round"] for row in final})
-    summary = summarize(rows, clients, final, means)
-    return {**summary, "protocol": protocol_text(final, protocol)}
 
 
 def summarize_newcomers(joined: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:

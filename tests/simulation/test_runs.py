@@ -36,6 +36,7 @@ def test_the_files_of_a_run(compared):
     assert files - heads == {
         *("accuracy.png", "report.html", "summary.json"),
         *("table.tex", "references.bib"),
+        *(f".{name}.lock" for name in ("fedavg", "fedrep", "results")),
         *(f"{name}/{file}" for name in ("fedavg", "fedrep") for file in own),
     }
     with Image.open(compared / "accuracy.png") as image:
