@@ -18,6 +18,7 @@ from flwr_frl.common.settings import Settings, SettingsError, defaults, require
 from flwr_frl.common.text import several
 from flwr_frl.results.results import (
     CLIENTS,
+    LAST_ROUND,
     METRICS,
     PROTOCOLS,
     SUMMARY,
@@ -97,7 +98,7 @@ class MethodResult:
         entries = {n: v for n, v in self.summary.items() if n.startswith(self.metric)}
         if self.reference:
             entries |= dict.fromkeys([*OF_TESTS, "p"], "")
-        if self.on_clients:
+        if self.on_clients and self.on_clients.pairs:
             difference = formatted(self.metric, self.on_clients.difference)
             entries |= {"difference": difference, **self.on_clients.entries}
         if self.on_seeds and self.on_seeds.p is not None:
@@ -203,7 +204,7 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
         Results folders, folders of single runs, or runs of `simulate`.
     protocol : {"", "mean-last", "last", "best-validation"}, default ""
         The rounds of the results (setting ``result-protocol``); by default that of the
-        runs.
+        runs, or ``last`` if a method was tested after its last round only.
     baseline : str, default ""
         The method against which the others are tested; by default the best one.
 
@@ -230,12 +231,7 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
     base = os.path.commonpath([run.place for group in found for run in group])
     chosen = {"result-protocol": protocol} if protocol else {}
     found = [
-        [
-            run._replace(
-                place=os.path.relpath(run.place, base), config={**run.config, **chosen}
-            )
-            for run in group
-        ]
+        [run._replace(place=os.path.relpath(run.place, base)) for run in group]
         for group in found
     ]
     every = [run for group in found for run in group]
@@ -258,17 +254,22 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
         f"{name} ({run.place})" if names.count(name) > 1 else name
         for name, run in zip(names, firsts, strict=True)
     ]
-    rows = [
-        row
-        for title, each in zip(titles, methods, strict=True)
-        for row in tested(
+
+    def results(chosen: Settings) -> list[list[MethodResult]]:
+        return [
             [
-                over_runs(title, method, [_result(run) for run in runs])
+                over_runs(title, method, [_result(run, chosen) for run in runs])
                 for method, runs in each.items()
-            ],
-            baseline,
-        )
-    ]
+            ]
+            for title, each in zip(titles, methods, strict=True)
+        ]
+
+    of_tasks = results(chosen)
+    protocols = {row.summary["protocol"] for each in of_tasks for row in each}
+    if not protocol and LAST_ROUND in protocols and len(protocols) > 1:
+        # Methods that are tested once must not be compared with means of ten rounds.
+        of_tasks = results({"result-protocol": "last"})
+    rows = [row for each in of_tasks for row in tested(each, baseline)]
     known = dict.fromkeys(row.method for row in rows)
     allowed = f"one of {', '.join(known)}"
     require(not baseline or baseline in known, "baseline", baseline, allowed)
@@ -333,10 +334,11 @@ def _by_method(groups: Sequence[Sequence[_Run]]) -> dict[str, list[_Run]]:
     return methods
 
 
-def _result(run: _Run) -> RunResult:
-    rows, protocol = read_rows(run.directory / METRICS), run.config["result-protocol"]
+def _result(run: _Run, chosen: Settings) -> RunResult:
+    rows, config = read_rows(run.directory / METRICS), {**run.config, **chosen}
+    protocol = config["result-protocol"]
     require(bool(rows), "compare", str(run.directory), "a run with a metrics.jsonl")
-    result = run_result(run.directory, run.config, rows, run.tested)
+    result = run_result(run.directory, config, rows, run.tested)
     allowed = "a protocol of the runs; these measured no validation results"
     measured = any(name in result.summary for name in VALIDATED)
     valid = protocol != "best-validation" or measured
@@ -360,7 +362,10 @@ def over_runs(task: str, method: str, runs: Sequence[RunResult]) -> MethodResult
 
 
 def tested(results: Sequence[MethodResult], baseline: str) -> list[MethodResult]:
-    """Test the methods of a task against the best one or the baseline; best first."""
+    """Test the methods of a task against the best one or the baseline; best first.
+
+    Results of other rounds than the reference's are not tested.
+    """
     sign = 1 if results[0].metric == "accuracy" else -1
     # Methods without a result come last.
     ordered = sorted(
@@ -375,7 +380,8 @@ def tested(results: Sequence[MethodResult], baseline: str) -> list[MethodResult]
         made = []
         for each in others:
             of_method = getattr(each, values)
-            pairs = [name for name in of_method if name in against]
+            same = each.summary.get("protocol") == reference.summary.get("protocol")
+            pairs = [name for name in of_method if same and name in against]
             ours, theirs = ([of[n] for n in pairs] for of in (of_method, against))
             made.append(paired_test(ours, theirs, sign))
         corrected = holm([test.p for test in made])

@@ -56,6 +56,24 @@ def test_other_protocols_and_a_baseline(tmp_path):
     assert code_of(compare, tmp_path, protocol="best") == "result-protocol"
 
 
+def test_a_method_tested_once_is_compared_by_the_last_round(tmp_path):
+    write_runs(tmp_path, rounds=12, fedavg=FEDAVG, fedrep=FEDREP)
+    journal = tmp_path / "fedavg" / "metrics.jsonl"
+    rows = [json.loads(line) for line in journal.read_text().splitlines()]
+    for row in rows[:-1]:
+        row.pop("accuracy")
+        row["evaluated"] = 0
+    journal.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    comparison = compare(tmp_path)
+    assert "last evaluated round" in comparison.legend
+    assert "mean of last" not in comparison.legend
+    assert comparison.rows[1].on_clients.losses == 8
+    # With means of ten rounds, it is not tested.
+    text = str(compare(tmp_path, protocol="mean-last"))
+    assert "0/0/8" not in text
+    assert "mean of last 10 rounds (fedrep)" in text
+
+
 def test_seeds_are_one_row_and_pairs(tmp_path):
     with_seeds(tmp_path, 6, fedavg=FEDAVG, fedrep=FEDREP)
     best, other = compare(tmp_path).rows
