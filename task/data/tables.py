@@ -57,6 +57,10 @@ CLIENT_NAMES = (
 NUMBERS = {"id", "index", "row", "number", "unique", "unnamed", "timestamp"}
 # Cells of CSV files without a value, besides those that pandas writes.
 EMPTY = ["", "?", "NA", "N/A", "NaN", "nan", "null", "None"]
+# A number as texts of a column have it in which few other cells are none.
+NUMBER = r"(?i)^\s*[+-]?(\d+\.?\d*|\.\d+|inf|nan)(e[+-]?\d+)?\s*$"
+# Share of a column's cells up to which texts among numbers are mistakes.
+FEW = 0.1
 # Whole numbers with more different values are no classes, unless the user says so.
 MANY = 20
 
@@ -159,7 +163,7 @@ def table_files(
             raise SettingsError(line, "task") from error
 
     chosen = [getattr(settings, field.name) for field in fields(ColumnSettings)]
-    return f"table/1{FORM}/{version}/{chosen}/{alone}", read
+    return f"table/2{FORM}/{version}/{chosen}/{alone}", read
 
 
 def _downloaded(name: str, settings: ColumnSettings) -> Path:
@@ -275,6 +279,8 @@ def read_inputs(
     allowed = f"those of the training, with {absent[:1]}"
     require(not absent, "the columns", rows.column_names, allowed, "columns")
     table = Table(rows, len(rows), [(path, len(rows))])
+    for name in columns:
+        _refuse_texts(table, name)
     return np.concatenate([_numbers(table, name, missing) for name in columns], axis=1)
 
 
@@ -304,7 +310,7 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
     """Return a data set; its images are decoded when it is written."""
     rows, n = table.rows, table.trained
     client = s.client_column.strip() or _client_column(rows)
-    inputs, label = _choose_columns(rows, s, client)
+    inputs, label = _choose_columns(table, s, client)
     clients, owners = _clients(table, client, bool(s.data_dir), alone)
     is_image = _is_image(rows.schema.field(inputs[0]).type)
     targets, classes = _targets(table, label, s, is_image)
@@ -434,13 +440,15 @@ def held_out(
 
 
 def _choose_columns(
-    table: Any, s: ColumnSettings, client: str
+    table: Table, s: ColumnSettings, client: str
 ) -> tuple[list[str], str]:
     """Return the names of the input columns and of the label column."""
-    kinds = {field.name: field.type for field in table.schema}
+    kinds = {field.name: field.type for field in table.rows.schema}
     # Names of columns may contain line breaks.
     listed = " ".join(f"of the columns {', '.join(kinds)}".split())
-    candidates = [*_class_names(table)] or [n for n in LABEL_NAMES if n in kinds][:1]
+    candidates = [*_class_names(table.rows)] or [n for n in LABEL_NAMES if n in kinds][
+        :1
+    ]
     only = candidates[0] if len(candidates) == 1 else ""
     label = s.label_column.strip() or only
     require(label in kinds, "label-column", label, f"one {listed}")
@@ -453,14 +461,35 @@ def _choose_columns(
         arrays = images or lists
         usual = [name for name in numbers if not _counts_rows(name)]
         inputs = arrays if len(arrays) == 1 else usual
-    texts = [name for name in inputs if name in kinds and name not in numbers + images]
-    allowed = f"columns of numbers; {texts[:1]} has other cells, such as "
-    shown = table[texts[0]][0].as_py() if texts else None
-    require(not texts, "input-columns", s.input_columns, f"{allowed}{shown!r}")
+        # A mistake in one cell must not remove its column.
+        for name in () if inputs is arrays else rest:
+            if not _counts_rows(name):
+                _refuse_texts(table, name, FEW)
+    for name in inputs:
+        if name in kinds:
+            _refuse_texts(table, name)
     usable = set(inputs) <= set(numbers) or inputs in [[name] for name in images]
     allowed = f"one column of images, or columns of numbers with commas, {listed}"
     require(bool(inputs) and usable, "input-columns", s.input_columns, allowed)
     return inputs, label
+
+
+def _refuse_texts(table: Table, column: str, share: float = 1.0) -> None:
+    """Raise an error if some cells, but at most a share of them, are no numbers."""
+    from pyarrow import compute, types
+
+    cells = table.rows[column]
+    if not (types.is_string(cells.type) or types.is_large_string(cells.type)):
+        return
+    texts = compute.invert(compute.match_substring_regex(cells, NUMBER))
+    count = compute.sum(texts).as_py() or 0
+    if 0 < count <= share * (len(cells) - cells.null_count):
+        row = texts.index(True).as_py()
+        raise SettingsError(
+            f"column {column!r} has {cells[row].as_py()!r} in {table.place(row)}; "
+            "expected a number or an empty cell, or other input-columns",
+            "input-columns",
+        )
 
 
 def _words(name: str) -> set[str]:
