@@ -23,7 +23,8 @@ import inspect
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, make_dataclass
 from functools import cache, cached_property
 from importlib import import_module
@@ -181,6 +182,33 @@ def printable(text: str) -> str:
 def error_line(error: BaseException) -> str:
     """Return an exception's type and message on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+@contextmanager
+def reading(
+    file: Path | str, code: str = "settings", allowed: str = ""
+) -> Iterator[None]:
+    """Report in one line that a file cannot be read.
+
+    Damaged files raise exceptions of nearly any type.
+
+    Parameters
+    ----------
+    file : Path or str
+        The file.
+    code : str, default "settings"
+        Code of the error.
+    allowed : str, default ""
+        What the file must contain.
+    """
+    try:
+        yield
+    except SettingsError:
+        raise
+    except Exception as error:
+        line = f"{str(file)!r} cannot be read: {error_line(error)}"
+        line += f"; expected {allowed}" if allowed else ""
+        raise SettingsError(line, code) from error
 
 
 def need(package: str, extra: str, feature: str) -> None:

@@ -18,9 +18,9 @@ from flwr_frl.common.settings import (
     Setting,
     Settings,
     SettingsError,
-    error_line,
     is_path,
     printable,
+    reading,
     reason_of,
     require,
 )
@@ -282,13 +282,8 @@ def load_model(path: FilePath, **settings: Setting | Path) -> Predictor:
         If the file is missing, damaged or of another kind.
     """
     path = Path(path)
-    try:
+    with reading(path, "model"):
         metadata, arrays = read_safetensors(path)
-    # A damaged file raises exceptions of many types.
-    except Exception as error:
-        raise SettingsError(
-            f"model {str(path)!r} cannot be read: {error_line(error)}", "model"
-        ) from None
     valid = metadata.get("format") == FORMAT
     require(valid, "model", str(path), "a file that --export has written")
     of_task: Settings = {}

@@ -107,11 +107,7 @@ class Evaluation:
             names = several([clients.label(name) for name in self.round.silent])
             log(WARNING, "not evaluated, no reply of clients %s", names)
         tested, declared = self.replies, clients.declared
-        without = {
-            reply.client
-            for reply in self.round.replies
-            if not declared(reply.node, NUM_TEST_EXAMPLES)
-        }
+        without = {reply.client for reply in self.round.replies if not reply.metrics}
         if new := without - self._untested:
             text = "without test examples: %s; the means are over the other clients"
             log(WARNING, text, several(sorted(map(clients.label, new))))

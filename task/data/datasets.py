@@ -14,8 +14,7 @@
 
 import io
 import pickle
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +23,13 @@ from zipfile import ZipFile
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.common.settings import SettingsError, need, reason_of, require
+from flwr_frl.common.settings import (
+    SettingsError,
+    need,
+    reading,
+    reason_of,
+    require,
+)
 from flwr_frl.task.data.cache import (
     MAX_CLASSES,
     PARTS,
@@ -153,7 +158,12 @@ def image_folder(settings: DataSettings) -> tuple[str, Read]:
     require(exists, "data-dir", data_dir, f"a directory with {LAYOUT}")
     client = "" if (root / "train").is_dir() else "*/"
     parts = [
-        sorted(filter(_is_image, root.glob(f"{client}{part}/*/*"))) for part in PARTS
+        sorted(
+            path
+            for path in root.glob(f"{client}{part}/*/*")
+            if path.suffix.lower() in IMAGE_SUFFIXES
+        )
+        for part in PARTS
     ]
     require(all(parts), "data-dir", data_dir, f"a directory with images in {LAYOUT}")
     paths = [path for part in parts for path in part]
@@ -179,12 +189,6 @@ def image_folder(settings: DataSettings) -> tuple[str, Read]:
     return key, read
 
 
-def _is_image(path: Path) -> bool:
-    # Opening a pipe would block. Broken links are kept: decoding reports them.
-    readable = path.is_file() or path.is_symlink()
-    return path.suffix.lower() in IMAGE_SUFFIXES and readable
-
-
 def _picture(path: Path) -> Picture:
     from PIL import Image
 
@@ -205,7 +209,7 @@ def array_files(settings: DataSettings) -> tuple[str, Read]:
     require(exist, "data-dir", settings.data_dir, f"a directory with {ARRAYS_FORM}")
 
     def read() -> Dataset:
-        with _reading(root, ARRAYS_FORM):
+        with reading(root, "data-dir", ARRAYS_FORM):
             (train, names), (test, _) = map(_read_images, paths)
             classes = names or tuple(map(str, range(int(train.labels.max()) + 1)))
             for part in (train, test):
@@ -241,24 +245,12 @@ def client_files(settings: DataSettings) -> tuple[str, Read]:
         return ImageSet(images, np.concatenate([labels for _, labels in parts]), owners)
 
     def read() -> Dataset:
-        with _reading(root, PFLLIB_FORM):
+        with reading(root, "data-dir", PFLLIB_FORM):
             sets = read_part(train), read_part(test)
             count = 1 + int(max(part.labels.max() for part in sets))
             return Dataset(*sets, tuple(map(str, range(count))), tuple(clients))
 
     return f"pfllib/2/{root.resolve()}/{stamp([*train, *test])}", read
-
-
-@contextmanager
-def _reading(path: Path, form: str) -> Iterator[None]:
-    """Report the error of a file, which may be of nearly any type, in one line."""
-    try:
-        yield
-    except SettingsError:
-        raise
-    except Exception as error:
-        line = f"{str(path)!r} cannot be read: {reason_of(error)}; expected {form}"
-        raise SettingsError(line, "data-dir") from None
 
 
 def _check(valid: bool) -> None:
@@ -278,7 +270,10 @@ def _labelled(images: Array, labels: Array) -> ImageSet:
 def _read_images(path: Path) -> tuple[ImageSet, tuple[str, ...]]:
     """Return the images of a file, and the names of the classes if it has them."""
     # A pickle could run any code.
-    with _reading(path, ARRAYS_FORM), np.load(path, allow_pickle=False) as file:
+    with (
+        reading(path, "data-dir", ARRAYS_FORM),
+        np.load(path, allow_pickle=False) as file,
+    ):
         images = file["images"]
         names = file["classes"] if "classes" in file else np.empty(0, np.str_)
         images = images[..., None] if images.ndim == 3 else images
@@ -322,7 +317,7 @@ def _array(pickled: Any) -> Array:
 
 def _read_pfllib(path: Path) -> tuple[Array, Array]:
     """Return 8-bit images, channels last, and labels of a client's file."""
-    with _reading(path, PFLLIB_FORM):
+    with reading(path, "data-dir", PFLLIB_FORM):
         with ZipFile(path) as archive, archive.open("data.npy") as file:
             np.lib.format.read_magic(file)
             np.lib.format.read_array_header_1_0(file)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.common.settings import SettingsError, reason_of
+from flwr_frl.common.settings import reading
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -152,10 +152,5 @@ class Pictures:
     def _decoded(self, source: Source) -> Pixels:
         place, load = source
         height, width, channels = self.shape
-        try:
-            with load() as image:
-                return pixels_of(image, channels, (width, height))
-        # Damaged files raise nearly any exception.
-        except Exception as error:
-            line = f"image {place!r} cannot be read: {reason_of(error)}"
-            raise SettingsError(line, "data-dir") from None
+        with reading(f"image {place}", "data-dir"), load() as image:
+            return pixels_of(image, channels, (width, height))

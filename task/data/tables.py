@@ -19,8 +19,8 @@ import numpy.typing as npt
 
 from flwr_frl.common.settings import (
     SettingsError,
-    error_line,
     need,
+    reading,
     require,
     setting,
 )
@@ -148,19 +148,13 @@ def table_files(
         version = f"{path.resolve()}/{stamp(_files(path, settings.data_subset))}"
 
     def read() -> Dataset:
-        try:
+        with reading(name, "task"):
             if not is_local:
                 need("huggingface_hub", "hf", f"the data set {name!r}")
             root = path if is_local else _downloaded(name, settings)
             files = _files(root, settings.data_subset)
             table = _joined(_splits(root, files))
             return _dataset(name, table, settings, alone)
-        except SettingsError:
-            raise
-        # Files and the network raise nearly any exception.
-        except Exception as error:
-            line = f"the data set {name!r} cannot be loaded: {error_line(error)}"
-            raise SettingsError(line, "task") from error
 
     chosen = [getattr(settings, field.name) for field in fields(ColumnSettings)]
     return f"table/2{FORM}/{version}/{chosen}/{alone}", read
@@ -269,12 +263,8 @@ def read_inputs(
     """
     valid = path.suffix.lower() in FORMATS
     require(valid, "file", str(path), f"a table: {', '.join(FORMATS)}")
-    try:
+    with reading(path, "file"):
         rows = _read(path)
-    # A damaged file raises exceptions of many types.
-    except Exception as error:
-        line = f"{str(path)!r} cannot be read: {error_line(error)}"
-        raise SettingsError(line, "file") from None
     absent = [name for name in columns if name not in rows.column_names]
     allowed = f"those of the training, with {absent[:1]}"
     require(not absent, "the columns", rows.column_names, allowed, "columns")
@@ -334,7 +324,7 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
         numbers = view(numbers[order], s.window, axis=0)
         targets, owners = (each[order][s.window - 1 :] for each in (targets, owners))
     elif n == len(rows):
-        tested = held_out(n, s.test_fraction, owners if clients else None)
+        tested = held_out(owners, s.test_fraction)
         allowed = f"smaller, so that some of the {n} examples remain for training"
         require(len(tested) < n, "test-fraction", s.test_fraction, allowed)
         parts = [np.setdiff1d(parts[0], tested), tested]
@@ -409,24 +399,19 @@ def _windows(
     return order, [np.array(each) for each in starts]
 
 
-def held_out(
-    count: int, fraction: float, clients: npt.NDArray[Any] | None = None
-) -> npt.NDArray[np.int64]:
+def held_out(clients: Integers, fraction: float) -> Integers:
     """Return ascending rows for testing, the same for all seeds.
 
     Parameters
     ----------
-    count : int
-        Number of rows.
+    clients : ndarray
+        Client of each row. Each has its share of the test rows, up to one row.
     fraction : float
         Share of the rows that is for testing; at least one row.
-    clients : ndarray, optional
-        Client of each row. Each then has its share of the test rows, up to one row.
     """
+    count = len(clients)
     tested = max(1, round(count * fraction))
     order = np.random.default_rng(HELD_OUT_SEED).permutation(count)
-    if clients is None:
-        return np.sort(order[:tested])
     names = clients[order].astype(str)
     _, starts = np.unique(np.sort(names), return_index=True)
     rows_of = np.split(order[np.argsort(names, kind="stable")], starts[1:])

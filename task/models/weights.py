@@ -10,7 +10,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from flwr_frl.common.sealed import SHA256, Arrays, check, digest
-from flwr_frl.common.settings import SettingsError, reason_of, unknown
+from flwr_frl.common.settings import SettingsError, reading, reason_of, unknown
 from flwr_frl.common.text import one_line
 from flwr_frl.task.models.split_model import SplitModel
 
@@ -76,16 +76,12 @@ def _split_name(key: str, head: str) -> str:
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise SettingsError(f"weights is {str(path)!r}; there is no such file")
-    try:
+    with reading(path):
         if path.suffix == ".safetensors":
             content: Any = read_safetensors(path)[1]
         else:
             # Not as a pickle, which could run arbitrary code.
             content = torch.load(path, map_location="cpu", weights_only=True)
-    # A damaged file raises exceptions of many types.
-    except Exception as error:
-        reason = reason_of(error)
-        raise SettingsError(f"weights {str(path)!r} cannot be read: {reason}") from None
     is_state = isinstance(content, Mapping) and all(
         isinstance(name, str) and isinstance(value, Tensor)
         for name, value in content.items()

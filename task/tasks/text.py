@@ -7,8 +7,6 @@ by a pretrained transformer.
 
 import csv
 from abc import abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -19,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.common.settings import Checked, PathText, SettingsError, require, setting
+from flwr_frl.common.settings import Checked, PathText, reading, require, setting
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.data.cache import named_classes
 from flwr_frl.task.data.tables import HELD_OUT_SEED, class_name
@@ -312,7 +310,7 @@ class TextTask(FileTask):
 
     def _windows_of(self, path: Path) -> tuple[ExampleSet, ExampleSet]:
         """Return a text's training and test examples; windows do not overlap both."""
-        with _reading(path):
+        with reading(path, "data-dir"):
             codes = _characters(path.read_text(encoding="utf-8-sig"))
         tested = int(len(codes) * TEST_FRACTION)
         allowed = f"below {tested}, the characters of {str(path)!r} for testing"
@@ -422,7 +420,10 @@ class TransformerText(FileTask):
 def _rows(path: Path) -> list[tuple[str, str]]:
     """Return the (label, text) pairs of a table."""
     delimiter = "\t" if path.suffix == ".tsv" else ","
-    with _reading(path), path.open(encoding="utf-8-sig", newline="") as file:
+    with (
+        reading(path, "data-dir"),
+        path.open(encoding="utf-8-sig", newline="") as file,
+    ):
         rows = list(csv.DictReader(file, delimiter=delimiter, strict=True))
     allowed = f"a text, a label and no more cells, as in {TABLE_FORM}; quote texts"
     pairs = []
@@ -447,13 +448,3 @@ def _joined(parts: tuple[ExampleSet, ...]) -> ExampleSet:
 def _characters(text: str) -> Tensor:
     places = {character: i for i, character in enumerate(CHARACTERS)}
     return torch.tensor([places.get(character, 0) for character in text])
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Report in one line that a file cannot be read."""
-    try:
-        yield
-    except (OSError, UnicodeError, csv.Error) as error:
-        line = f"{str(path)!r} cannot be read: {error}"
-        raise SettingsError(line, "data-dir") from None

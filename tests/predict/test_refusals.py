@@ -62,7 +62,7 @@ BAD_INPUT = [
     (["{root}/bob", *ANNA], "folder is '{root}/bob'; expected one with images"),
     (["x" * 400, *ANNA], "file is 'xxx"),
     (["{root}/text.png", *ANNA], "{root}/text.png cannot be predicted from: "),
-    ([IMAGE, "--model", "{root}/no"], "model '{root}/no' cannot be read"),
+    ([IMAGE, "--model", "{root}/no"], "'{root}/no' cannot be read"),
     ([IMAGE, "--model", "{root}/text.safetensors"], "text.safetensors' cannot be read"),
     ([IMAGE, "--model", "{root}/other.safetensors"], "a file that --export has writ"),
     ([IMAGE, "--model", "{root}/cut.safetensors"], "array 'head.bias' is None"),
