@@ -298,10 +298,11 @@ class Strategy(Algorithm, uses_mean="only"):
         Raises
         ------
         SettingsError
-            If no client's reply counted in any round or, with noise, the initial
-            arrays have integers.
+            If no client's reply counted in any round, the initial arrays lack one of
+            ``personal`` or, with noise, have integers.
         """
         clients = self._run.clients
+        Round(self, record=initial_arrays).check_personal()
         if self._run.privacy:
             check_no_counters(initial_arrays, self.settings.server_dp_noise)
         self._run.participation.set_rounds(num_rounds)

@@ -69,7 +69,8 @@ def load_run(
     Parameters
     ----------
     path : path
-        The server's checkpoint, or the folder that contains it, ``DIR/ALGORITHM``.
+        The server's checkpoint, or the folder that contains it, ``DIR/ALGORITHM``;
+        with several seeds ``DIR/seed-SEED/ALGORITHM``.
     client : str, default ""
         Name of the client; not needed if clients have no personal arrays.
     state_dir : path, default ""
@@ -176,6 +177,11 @@ class TrainedRun:
         # os.path, unlike Path, also accepts names that are too long.
         file = Path(path) / checkpoint.FILE if os.path.isdir(path) else Path(path)
         allowed = "the folder of a run, DIR/ALGORITHM, or the file in it"
+        for folder in sorted(Path(path).parent.glob("seed-*")):
+            of_seed = folder / Path(path).name
+            if os.path.isfile(of_seed / checkpoint.FILE):
+                allowed = f"the run of one seed, such as {str(of_seed)!r}"
+                break
         require(os.path.isfile(file), "checkpoint", str(path), allowed)
         try:
             about, arrays, state = checkpoint.read(file)

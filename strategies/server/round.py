@@ -304,15 +304,17 @@ class Round:
 
     @cached_property
     def personal(self) -> list[str]:
-        """Names of the arrays that the server keeps for each client.
-
-        Raises `SettingsError` if a part of ``personal`` is in no name.
-        """
+        """Names of the arrays that the server keeps for each client."""
         parts = self._strategy._personal
-        for part in parts:
-            if not any(f".{part}" in f".{name}" for name in self.record):
-                raise unknown("array", part, self.record, code="personal")
         return [n for n in self.record if any(f".{part}" in f".{n}" for part in parts)]
+
+    def check_personal(self) -> None:
+        """Raise `SettingsError` if a part of ``personal`` is in no array's name."""
+        layers = {name[: name.rfind(".") + 1] or name for name in self.record}
+        for part in self._strategy._personal:
+            if not any(f".{part}" in f".{name}" for name in self.record):
+                places = "the names in initial_arrays"
+                raise unknown("array", part, layers, places, code="personal")
 
     # Interface for algorithms.
 

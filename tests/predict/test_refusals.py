@@ -46,6 +46,7 @@ def broken(devices, tmp_path):
         damage(path)
     shutil.copytree(root / "results" / "fedrep", root / "flipped")
     damage(root / "flipped" / "checkpoint.safetensors")
+    shutil.copytree(root / "results" / "fedrep", root / "nb" / "seed-0" / "fedrep")
     # A safetensors file that is not a checkpoint of a run
     (root / "empty").mkdir()
     save_file({"a": torch.zeros(3)}, root / "empty" / "checkpoint.safetensors")
@@ -69,6 +70,7 @@ BAD_INPUT = [
     ([IMAGE, "--model", "{root}/wide.safetensors"], "array 'head.bias' is (4,)"),
     ([IMAGE, "--model", "{root}/nameless.safetensors"], "model is damaged"),
     ([IMAGE, "--checkpoint", "x" * 400], "checkpoint is 'xxx"),
+    ([IMAGE, "--checkpoint", "{root}/nb/fedrep"], "as '{root}/nb/seed-0/fedrep'"),
     ([IMAGE, "--checkpoint", "{root}/empty"], "it has no checksum; expected a"),
     ([IMAGE, "--checkpoint", "{root}/flipped", *ANNA[2:]], "its checksum is wrong"),
     ([IMAGE, *RUN], "unknown client ''; known: anna, bob"),

@@ -253,10 +253,17 @@ def test_personal_arrays_of_an_unchanged_client_app_stay_on_the_server(caplog):
         "server_dp_delta=1e-5)",
     ],
 )
-def test_invalid_personal_arrays_are_refused(strategy: str) -> None:
+def test_invalid_personal_arrays_are_refused_before_training(strategy: str) -> None:
+    kinds: list[str] = []
+
+    def noting(message: Message, context: Context, call: Any) -> Message:
+        kinds.append(message.metadata.message_type)
+        return call(message, context)
+
     with pytest.raises(SettingsError) as caught:
-        run(OURS.format("FLUTE, FedPer"), strategy)
+        run(OURS.format("FLUTE, FedPer"), strategy, changed_app(noting))
     assert caught.value.code == "personal"
+    assert "train" not in kinds
 
 
 @pytest.mark.parametrize(
