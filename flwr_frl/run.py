@@ -1,7 +1,7 @@
 """Finished runs in Python and notebooks: tables, plots, models and predictions."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,7 +112,7 @@ class Run:
 
     def plot(self) -> "Figure":
         """Return a figure of accuracy (or error) and training loss by round."""
-        return _figure({self.algorithm: self})
+        return Runs({self.algorithm: self}).plot()
 
     def _of(self, seed: int) -> Row:
         return {"seed": seed} if len(self.settings) > 1 else {}
@@ -153,7 +153,7 @@ class Run:
         return f"<Run {self.algorithm}: {result}{seeds}, in {folder!r}>"
 
     def _repr_html_(self) -> str:
-        return html(cells({self.algorithm: self.summary}, self.evaluated_on))
+        return Runs({self.algorithm: self})._repr_html_()
 
 
 class Runs(dict[str, Run]):
@@ -186,7 +186,10 @@ class Runs(dict[str, Run]):
 
     def plot(self) -> "Figure":
         """Return a figure of accuracy (or error) and training loss by round."""
-        return _figure(self)
+        figure = figure_of({n: list(run._rows.values()) for n, run in self.items()})
+        # Notebooks show other figures only after pyplot has made one.
+        setattr(figure, "_repr_png_", lambda: image_of(figure, "png"))  # noqa: B010
+        return figure
 
     def __repr__(self) -> str:
         """Return one line per algorithm."""
@@ -204,10 +207,3 @@ def _frame(records: list[Row]) -> Any:
     from pandas import DataFrame
 
     return DataFrame(records)
-
-
-def _figure(runs: Mapping[str, Run]) -> "Figure":
-    figure = figure_of({name: list(run._rows.values()) for name, run in runs.items()})
-    # Notebooks show other figures only after pyplot has made one.
-    setattr(figure, "_repr_png_", lambda: image_of(figure, "png"))  # noqa: B010
-    return figure

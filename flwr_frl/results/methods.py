@@ -225,11 +225,11 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
     """
     allowed = ", ".join(PROTOCOLS)
     require(protocol in ("", *PROTOCOLS), "result-protocol", protocol, allowed)
-    found = [group for each in runs for group in _groups(each)]
+    chosen = {"result-protocol": protocol} if protocol else {}
+    found = [group for each in runs for group in _groups(each, chosen)]
     require(bool(found), "compare", found, "at least one folder of results")
     # Folders are named by what distinguishes their paths.
     base = os.path.commonpath([run.place for group in found for run in group])
-    chosen = {"result-protocol": protocol} if protocol else {}
     found = [
         [run._replace(place=os.path.relpath(run.place, base)) for run in group]
         for group in found
@@ -277,17 +277,19 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
     return replace(comparison, ranking=_ranking(comparison))
 
 
-def _groups(runs: Any) -> list[list[_Run]]:
+def _groups(runs: Any, chosen: Settings) -> list[list[_Run]]:
     """Return the runs of each folder among folders, a `Run` or `Runs`."""
     if isinstance(runs, Mapping):
-        return [group for run in runs.values() for group in _groups(run)]
-    if hasattr(runs, "folders"):
-        return [[each for folder in runs.folders.values() for each in _read(folder)]]
-    return [list(_read(Path(runs)))]
+        return [group for run in runs.values() for group in _groups(run, chosen)]
+    folders = runs.folders.values() if hasattr(runs, "folders") else [Path(runs)]
+    return [[each for folder in folders for each in _read(folder, chosen)]]
 
 
-def _read(place: Path) -> Iterator[_Run]:
-    """Yield the finished runs of a results folder, or the run with this folder."""
+def _read(place: Path, chosen: Settings) -> Iterator[_Run]:
+    """Yield the finished runs of a results folder, or the run with this folder.
+
+    The ``chosen`` settings take precedence over those of the runs.
+    """
     place = place.resolve()
     is_run = (place / METRICS).is_file()
     output = place.parent if is_run else place
@@ -299,7 +301,7 @@ def _read(place: Path) -> Iterator[_Run]:
     valid = valid and (not is_run or place.name in names)
     require(valid, "compare", str(place), allowed)
     # Earlier versions lacked some settings, which had the defaults.
-    config = {**defaults(), **config}
+    config = {**defaults(), **config, **chosen}
     for seed in content.get("seeds", [config["seed"]]):
         folder = output / f"seed-{seed}" if "seeds" in content else output
         for name in [place.name] if is_run else names:
