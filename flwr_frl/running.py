@@ -297,13 +297,14 @@ def check(
     # to answer would also fail later, so a few empty rounds end the run.
     given = {"max-empty-rounds": 3, "round-timeout": YEAR, **given}
     given = {**given, "output": output_of(given)}
-    named = {**defaults(), **given}
+    # Names and types are checked before the task reads its data.
+    every = [*algorithms, *others]
+    named = resolve(given, lambda named: _makers(every, named))
     own = {
         **_task_defaults(algorithms, named),
         **simulation_defaults(named, algorithms),
     }
     given = {**own, **given}
-    every = [*algorithms, *others]
     settings = resolve(given, lambda named: _makers(every, named))
     build(RunSettings, settings).check_validation(settings)
     # The machines of a Ray cluster may have other devices.

@@ -7,7 +7,7 @@ written to the cache.
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
@@ -212,7 +212,7 @@ class Table(NamedTuple):
         """Return where a row is, for messages; the first of a file is row 1."""
         for path, count in self.files:
             if row < count:
-                return f"row {row + 1} of {path.name!r}"
+                return f"row {row + 1} of {path.name!r} (not counting a header)"
             row -= count
         raise IndexError(row)
 
@@ -266,8 +266,10 @@ def read_inputs(
     with reading(path, "file"):
         rows = _read(path)
     absent = [name for name in columns if name not in rows.column_names]
-    allowed = f"those of the training, with {absent[:1]}"
-    require(not absent, "the columns", rows.column_names, allowed, "columns")
+    if absent:
+        has = f"it has {_columns(rows.column_names)}"
+        line = f"{str(path)!r} lacks {_columns(absent)}; {has}"
+        raise SettingsError(line, "columns")
     table = Table(rows, len(rows), [(path, len(rows))])
     for name in columns:
         _refuse_texts(table, name)
@@ -316,6 +318,12 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
             + (f"not used: {_listed(left)}; " if left else "")
             + f"clients: {by if clients else 'set by partition'}",
         )
+        single = int((np.bincount(targets) == 1).sum()) if classes else 0
+        if len(classes) > MANY and single > FEW * len(classes):
+            notes += (
+                f"{single} of the {len(classes)} classes of {label!r} have one row; is "
+                "it free text, or are there several spellings of a class?",
+            )
     parts = [np.arange(n), np.arange(n, len(rows))]
     if s.window and not is_image:
         kinds = targets if classes else np.zeros_like(owners)
@@ -429,11 +437,9 @@ def _choose_columns(
 ) -> tuple[list[str], str]:
     """Return the names of the input columns and of the label column."""
     kinds = {field.name: field.type for field in table.rows.schema}
-    # Names of columns may contain line breaks.
-    listed = " ".join(f"of the columns {', '.join(kinds)}".split())
-    candidates = [*_class_names(table.rows)] or [n for n in LABEL_NAMES if n in kinds][
-        :1
-    ]
+    listed = f"of {_columns(kinds)}"
+    named = [*_class_names(table.rows)]
+    candidates = named or [n for n in LABEL_NAMES if n in kinds][:1]
     only = candidates[0] if len(candidates) == 1 else ""
     label = s.label_column.strip() or only
     require(label in kinds, "label-column", label, f"one {listed}")
@@ -457,6 +463,12 @@ def _choose_columns(
     allowed = f"one column of images, or columns of numbers with commas, {listed}"
     require(bool(inputs) and usable, "input-columns", s.input_columns, allowed)
     return inputs, label
+
+
+def _columns(names: Iterable[str]) -> str:
+    """Return the names of columns, for messages."""
+    # They may contain line breaks.
+    return " ".join(f"the columns {', '.join(names)}".split())
 
 
 def _refuse_texts(table: Table, column: str, share: float = 1.0) -> None:
@@ -530,9 +542,9 @@ def _clients(
     if alone:
         return (), np.zeros(count, np.int64)
     if column:
-        valid = column in table.rows.column_names
-        valid = valid and table.rows[column].null_count == 0
-        require(valid, "client-column", column, "a column with a client in every row")
+        names = table.rows.column_names
+        require(column in names, "client-column", column, f"one of {_columns(names)}")
+        _require_full(table, column, "client-column")
         cells = table.rows[column].to_numpy()
     else:
         named = [path.stem for path, _ in table.files]
@@ -547,6 +559,14 @@ def _clients(
     allowed += f"{len(found)} in {count} rows"
     require(1 < len(found) < count, "client-column", column, allowed)
     return tuple(map(str, found)), numbers
+
+
+def _require_full(table: Table, column: str, code: str) -> None:
+    """Raise an error that names the first empty cell of a column, if any."""
+    cells = table.rows[column]
+    if cells.null_count:
+        place = table.place(cells.is_null().index(True).as_py())
+        raise SettingsError(f"column {column!r} is empty in {place}", code)
 
 
 def class_name(label: str) -> str:
@@ -565,9 +585,7 @@ def _targets(
     numbers that they are. Without classes, targets are numbers.
     """
     cells = table.rows[label]
-    if cells.null_count:
-        place = table.place(cells.is_null().index(True).as_py())
-        raise SettingsError(f"{label!r} is empty in {place}", "label-column")
+    _require_full(table, label, "label-column")
     values = cells.to_numpy()
     if named := _class_names(table.rows).get(label):
         valid = values.min() >= 0 and values.max() < len(named)
@@ -616,11 +634,10 @@ def _numbers(table: Table, column: str, missing: str) -> npt.NDArray[np.float32]
     values = values.reshape(len(values), -1)
     invalid = np.isinf(values) if missing == "mean" else ~np.isfinite(values)
     if invalid.any():
-        row = int(np.flatnonzero(invalid.any(axis=1))[0])
+        found = np.flatnonzero(invalid.any(axis=1)).tolist()
         raise SettingsError(
-            f"column {column!r} has no finite number in {table.place(row)}, nor in "
-            f"{int(invalid.any(axis=1).sum()) - 1} other rows; fill or remove them, or "
-            'set missing="mean"',
+            f"column {column!r} has no finite number in {table.place(found[0])}; rows "
+            f'affected: {len(found)}; fill or remove them, or set missing="mean"',
             "missing",
         )
     return values

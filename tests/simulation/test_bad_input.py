@@ -16,6 +16,7 @@ fedrap => algorithm
 @ model='vit_b_16' => ~not fit inputs of shape (3, 8
 @ model='mlp' weights='no.pth' => ~weights is 'no.pth'; there is no such
 @ sede=1 => setting
+--task table --data-dir nowhere @ label-colum='x' => setting
 @ seed=1e => run-config
 @ nowhere.toml => run-config
 --output /dev/null/out => ~cannot be created
