@@ -358,7 +358,11 @@ class Coordinator:
         seeds: dict[int, bytes] = {}
         for owner in sorted({o for node in self.survived for o in self._group(node)}):
             if (count := len(right[owner])) < self.threshold:
-                self._blame(wrong)
+                # One hostile node is in all pairs. If the pair is a single one, either
+                # could have lied, to have the other one blamed.
+                times = Counter(node for pair in wrong for node in {*pair})
+                most = max(times.values(), default=0)
+                self.blamed |= {node for node, n in times.items() if n == most}
                 least = f"{count} shares are right; expected at least {self.threshold}"
                 demand(False, least)
             seeds[owner] = crypto.combine(right[owner], self.threshold)
@@ -390,15 +394,3 @@ class Coordinator:
             found = mark(b"seed", self.session, seed)
             return found == self._shares[owner][owner][:MARK]
         return crypto.key_pair(seed)[1] == self._keys[owner][KEY:UNSIGNED]
-
-    def _blame(self, wrong: set[tuple[int, int]]) -> None:
-        """Blame owners or helpers of wrong shares, the most frequent ones first."""
-        while wrong:
-            count = Counter(node for pair in wrong for node in {*pair})
-            most = max(count.values())
-            # A single wrong share can be an attempt to have its owner blamed.
-            if self.blamed and most == 1:
-                return
-            worst = {node for node, times in count.items() if times == most}
-            self.blamed |= worst
-            wrong = {pair for pair in wrong if not worst & {*pair}}
