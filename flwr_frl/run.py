@@ -6,12 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from torch import Tensor
-
 from flwr_frl.common.settings import Settings, require, unknown
 from flwr_frl.common.text import short_name
-from flwr_frl.predict.predictor import FilePath, Prediction, Predictor
+from flwr_frl.predict.predictor import Inputs, Prediction, Predictor
 from flwr_frl.predict.runs import TrainedRun
 from flwr_frl.results.figures import figure_of, image_of
 from flwr_frl.results.results import (
@@ -103,7 +100,7 @@ class Run:
 
     def predict(
         self,
-        x: FilePath | Sequence[FilePath] | np.ndarray[Any, Any] | Tensor,
+        x: Inputs,
         client: str = "",
         seed: int | None = None,
     ) -> Prediction:

@@ -27,6 +27,7 @@ from flwr_frl.common.settings import (
 from flwr_frl.predict.file_settings import FileSettings
 from flwr_frl.task.base import Task
 from flwr_frl.task.data.images import IMAGE_SUFFIXES
+from flwr_frl.task.data.tables import DataFrame
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import frozen_tensors, new_model
 from flwr_frl.task.models.weights import FORMAT, pack_model, read_safetensors
@@ -42,6 +43,7 @@ BATCH_SIZE = 64
 TASK = "task"
 
 FilePath = str | os.PathLike[str]
+Inputs = FilePath | Sequence[Any] | NDArray[Any] | Tensor | DataFrame
 
 
 class Prediction(NamedTuple):
@@ -85,18 +87,17 @@ class Predictor:
         """Names of the classes, in the order of the probabilities; may be empty."""
         return tuple(map(str, self.task.classes))
 
-    def __call__(
-        self, inputs: FilePath | Sequence[FilePath] | NDArray[Any] | Tensor
-    ) -> Prediction:
+    def __call__(self, inputs: Inputs) -> Prediction:
         """Predict.
 
         Parameters
         ----------
-        inputs : str, path, sequence of them, or array
+        inputs : str, path, sequence of them, array or data frame
             Image files of any size and folders of images; tables with a header; or
             lines of text, of other tasks. An array holds inputs of the model; for an
             image task uint8 pixels (n, height, width, channels) like those of the
-            training, for a table numbers in its units.
+            training, for a table numbers in its units. Nested lists of numbers are
+            arrays. For a table, a data frame (pandas, Polars) needs the same columns.
 
         Returns
         -------
@@ -108,10 +109,14 @@ class Predictor:
         SettingsError
             If an input is missing or unsuitable, or an output is not finite.
         """
-        if isinstance(inputs, np.ndarray | Tensor):
+        listed: Any = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
+        is_frame = isinstance(inputs, DataFrame)
+        several: list[tuple[str, str | Tensor]]
+        if isinstance(inputs, DataFrame) and isinstance(self.task, TableTask):
+            several = list(self.task.rows(inputs))
+        elif is_frame or not all(isinstance(x, str | os.PathLike) for x in listed):
             several = [(f"input {i}", row) for i, row in enumerate(self._rows(inputs))]
         else:
-            listed = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
             texts = [os.fspath(each) for each in listed]
             if isinstance(self.task, ImageTask):
                 texts = list(map(str, files_in(texts)))
@@ -210,9 +215,11 @@ class Predictor:
             if line.strip():
                 yield f"{path}:{number}", line
 
-    def _rows(self, inputs: NDArray[Any] | Tensor) -> Tensor:
-        """Return an array as the model takes it."""
-        tensor = torch.as_tensor(inputs)
+    def _rows(self, inputs: Any) -> Tensor:
+        """Return an array, or nested lists, as the model takes it."""
+        with unusable("inputs"):
+            is_tensor = isinstance(inputs, Tensor)
+            tensor = torch.as_tensor(inputs if is_tensor else np.asarray(inputs))
         if isinstance(self.task, TableTask):
             return self.task.prepared(tensor.numpy())
         if not isinstance(self.task, ImageTask):

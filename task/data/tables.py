@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -242,15 +242,23 @@ def _read(path: Path) -> Any:
         return table.rename_columns([name.strip() for name in table.column_names])
 
 
+@runtime_checkable
+class DataFrame(Protocol):
+    """A data frame of pandas, Polars or pyarrow."""
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return its rows, as Arrow's PyCapsule interface specifies."""
+
+
 def read_inputs(
-    path: Path, columns: Sequence[str], missing: str
+    source: Path | DataFrame, columns: Sequence[str], missing: str
 ) -> npt.NDArray[np.float32]:
-    """Return the columns of a file with a header, of shape (rows, width).
+    """Return columns of a file with a header or a data frame, as (rows, width).
 
     Parameters
     ----------
-    path : Path
-        A file of a format in `FORMATS`. It may have other columns, too.
+    source : Path or data frame
+        A file of a format in `FORMATS`, or a data frame. It may have other columns.
     columns : sequence of str
         Names of the columns.
     missing : {"error", "mean"}
@@ -259,12 +267,16 @@ def read_inputs(
     Raises
     ------
     SettingsError
-        If the file lacks a column, or has a cell that is not a number.
+        If it lacks a column, or has a cell that is not a number.
     """
-    valid = path.suffix.lower() in FORMATS
+    from pyarrow import table as arrow_table
+
+    is_file = isinstance(source, Path)
+    path = source if isinstance(source, Path) else Path("data frame")
+    valid = not is_file or path.suffix.lower() in FORMATS
     require(valid, "file", str(path), f"a table: {', '.join(FORMATS)}")
     with reading(path, "file"):
-        rows = _read(path)
+        rows = _read(path) if is_file else arrow_table(source)
     absent = [name for name in columns if name not in rows.column_names]
     if absent:
         has = f"it has {_columns(rows.column_names)}"

@@ -14,7 +14,12 @@ from torch import Tensor, nn
 from flwr_frl.common.settings import Setting, require, setting
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.data.cache import Dataset, load
-from flwr_frl.task.data.tables import ColumnSettings, read_inputs, table_files
+from flwr_frl.task.data.tables import (
+    ColumnSettings,
+    DataFrame,
+    read_inputs,
+    table_files,
+)
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import changed
 from flwr_frl.task.tasks.image import ImageSettings, ImageTask, PartitionedTask
@@ -203,9 +208,9 @@ class TableTask(PartitionedTask):
         """Return the inputs of a row: numbers with commas, in the order of columns."""
         return self.prepared(super().read(line)[None].numpy())[0]
 
-    def rows(self, path: Path) -> Iterator[tuple[str, Tensor]]:
-        """Yield each row of a file with a header, or each window, with its place."""
-        numbers = read_inputs(path, self.columns, self.settings.missing)
+    def rows(self, source: Path | DataFrame) -> Iterator[tuple[str, Tensor]]:
+        """Yield each row of a table with a header, or each window, with its place."""
+        numbers = read_inputs(source, self.columns, self.settings.missing)
         first = np.arange(len(numbers))
         if len(self.shape) == 2:
             size = self.shape[1]
@@ -214,7 +219,8 @@ class TableTask(PartitionedTask):
             first = first[: len(numbers) - size + 1 : self.settings.stride or size]
             view = np.lib.stride_tricks.sliding_window_view
             numbers = view(numbers, size, axis=0)[first]
-        places = (f"{path}:{row + 1}" for row in first)
+        name = source if isinstance(source, Path) else "data frame"
+        places = (f"{name}:{row + 1}" for row in first)
         yield from zip(places, self.prepared(numbers), strict=True)
 
     def numbers(self, outputs: Tensor) -> Tensor:

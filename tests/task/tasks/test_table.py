@@ -9,6 +9,7 @@ import pytest
 import torch
 from command_line import rows_of, run
 from named_tasks import task_of
+from pandas import DataFrame
 from pyarrow import parquet
 from refusals import code_of, refusal
 
@@ -279,7 +280,12 @@ def test_a_table_needs_two_settings_and_its_model_reads_the_same_file(tmp_path, 
     right = [classes[i] == columns["activity"][i] for i in own]
     assert np.mean(right) > 0.85
     rows = np.column_stack([columns[c] for c in predictor.task.columns])
-    assert predictor(rows.astype(np.float32)).classes == classes
+    # Data frames have named columns, in any order.
+    frame = DataFrame(columns)[["person", "activity", *predictor.task.columns[::-1]]]
+    for same in (rows.astype(np.float32), rows.tolist(), frame):
+        assert predictor(same).classes == classes
+    for wrong in ([[1.0], [1.0, 2.0]], [[None]], frame.assign(heart="fast")):
+        assert code_of(predictor, wrong) in ("inputs", "input-columns")
     assert predictor(",".join(map(str, rows[0]))).classes == classes[:1]
     predictor.export(tmp_path / "model.safetensors")
     assert load_model(tmp_path / "model.safetensors")(path).classes == classes
