@@ -154,6 +154,10 @@ class TableTask(PartitionedTask):
         super().__init__(settings, num_clients, dataset)
         usual = WINDOW_MODEL if len(self.shape) == 2 else ROW_MODEL
         self.model_name = settings.model or usual
+        self.has_shallow_default = self.model_name == ROW_MODEL and not settings.model
+        if self.has_shallow_default:
+            # LG-FedAvg's default are two layers, of which a representation needs one.
+            self.head_layers = 1
         self.columns = dataset.columns
         self.standardize = settings.standardize
         if self.standardize == "global" and not num_clients and not scaling:
@@ -175,6 +179,8 @@ class TableTask(PartitionedTask):
     def unused_settings(self) -> Mapping[str, str]:
         """Settings that neither the partition nor a table uses, with reasons."""
         unused = self.settings.unused(bool(self.dataset.clients))
+        if self.has_shallow_default:
+            unused["head-layers"] = f"the head of {ROW_MODEL!r} is its last layer"
         return {**unused, **dict.fromkeys(OF_IMAGES, "there are no images")}
 
     def scaling(self, client: int) -> Scaling:

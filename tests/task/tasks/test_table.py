@@ -162,6 +162,13 @@ def test_a_text_among_numbers_is_an_error_that_names_it(tmp_path, built):
     assert built(path, input_columns="heart").columns == ("heart",)
 
 
+def test_the_default_model_has_a_head_of_one_layer(tmp_path, built):
+    # Two layers are the default of LG-FedAvg.
+    task = built(write(tmp_path / "people.csv", people()), head_layers=2)
+    assert [*task.initial_model().head.state_dict()] == ["weight", "bias"]
+    assert "head-layers" in task.unused_settings
+
+
 # Labels
 
 
