@@ -127,6 +127,7 @@ def serve(
             clock = _clock(grid, settings, nodes, before)
             loop = Loop(strategy, options, report, clock, start, keep_clients)
             with loop.watched():
+                report.tested = _tested_model(strategy)
                 adapted = strategy._adapt_grid(clock or grid)
                 secure = build(SecureSettings, settings)
                 if secure.secure_aggregation:
@@ -138,7 +139,6 @@ def serve(
                     last = max(start.after, int(report.latest.get("round", 0)))
                     timeout = options.round_timeout
                     joined = let_join(strategy, grid, arrays, last, timeout)
-                report.tested = _tested_model(strategy)
                 # First, as the page that `finish` writes shows this state.
                 loop.write_status("finished")
                 summary = report.finish(*_final_clients(strategy, joined))
