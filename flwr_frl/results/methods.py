@@ -18,8 +18,8 @@ from flwr_frl.common.settings import Settings, SettingsError, defaults, require
 from flwr_frl.common.text import several
 from flwr_frl.results.results import (
     CLIENTS,
-    LAST_ROUND,
     METRICS,
+    ONE_ROUND,
     PROTOCOLS,
     SUMMARY,
     VALIDATED,
@@ -266,7 +266,7 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
 
     of_tasks = results(chosen)
     protocols = {row.summary["protocol"] for each in of_tasks for row in each}
-    if not protocol and LAST_ROUND in protocols and len(protocols) > 1:
+    if not protocol and ONE_ROUND in protocols and len(protocols) > 1:
         # Methods that are tested once must not be compared with means of ten rounds.
         of_tasks = results({"result-protocol": "last"})
     rows = [row for each in of_tasks for row in tested(each, baseline)]

@@ -64,7 +64,7 @@ WITHOUT_DEVIATION = (
 # Rounds of the result of a run: values of the setting `result-protocol`.
 PROTOCOLS = ("mean-last", "last", "best-validation")
 # Text of a result of one round
-LAST_ROUND = "last evaluated round"
+ONE_ROUND = "last evaluated round"
 
 
 def quality(names: Container[str]) -> str:
@@ -142,7 +142,7 @@ def protocol_text(final: Sequence[Row], protocol: str) -> str:
     if protocol == "best-validation":
         return "round with the best validation result"
     if len(rounds) <= 1:
-        return LAST_ROUND
+        return ONE_ROUND
     consecutive = rounds[-1] - rounds[0] < len(rounds)
     return f"mean of last {len(rounds)} {'rounds' if consecutive else 'evaluations'}"
 
