@@ -28,6 +28,7 @@ from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.run_settings import RunSettings
+from flwr_frl.strategies.server.secure import SecureSettings
 from flwr_frl.task.models.adapters import AdapterSettings
 from flwr_frl.task.tasks import TASKS
 
@@ -191,7 +192,13 @@ def test_build_rejects_values_out_of_range(maker, name, value):
 
 
 def everything_declared() -> list[tuple[Any, str, Declared]]:
-    settings = (RunSettings, DeviceSettings, SpeedModel, AdapterSettings)
+    settings = (
+        RunSettings,
+        DeviceSettings,
+        SpeedModel,
+        AdapterSettings,
+        SecureSettings,
+    )
     makers: dict[Any, None] = dict.fromkeys([*settings, *TASKS.values()])
     tasks = ("digits", "linear", "transfer", "qcqp")
     for algorithm, task in product(ALGORITHMS, tasks):

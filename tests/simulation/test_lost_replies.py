@@ -7,7 +7,7 @@ from command_line import STEADY, json_of, run
 from refusals import code_of
 
 from flwr_frl import simulate
-from flwr_frl.clients import client_app
+from flwr_frl.clients import app as client_app
 from flwr_frl.common.settings import TrainingDivergedError
 
 # Steps with which the models of multi-task optimisation overflow in round 4

@@ -9,7 +9,7 @@ from cohort_tasks import N, dense
 from outcomes import assert_same, outcome
 
 from flwr_frl import Client, FedNova, Strategy
-from flwr_frl.clients import client_app
+from flwr_frl.clients import app as client_app
 from flwr_frl.clients.device import rows
 from flwr_frl.common.run_cache import begin_run
 from flwr_frl.task import ExampleSet

@@ -76,8 +76,8 @@ def test_nodes_send_only_messages_numbers_and_names(algorithm):
                 k: v for k, v in content["properties"].items() if isinstance(v, str)
             }
             digests = {"structure", "classes-digest", "examples-fingerprint"}
-            assert set(texts) == {"client", *digests}
-            assert sum(map(len, texts.values())) < 66
+            assert set(texts) == {"client", "tested-model", *digests}
+            assert sum(map(len, texts.values())) < 96
             continue
         if kind not in kinds:
             continue
