@@ -59,7 +59,7 @@ class Algorithm(NamedTuple):
 
     @property
     def kept_for_each(self) -> str:
-        """What the server keeps for each client and sends to it alone; or ""."""
+        """Arrays that the server sends to their client alone; empty if none."""
         strategy = self.strategy
         if wraps(strategy):
             settings = {**defaults(), "algorithm": self.name}
@@ -143,7 +143,7 @@ def page(each: Algorithm) -> str:
         notes,
         "The symbols are those of [all algorithms](/algorithms.md#notation). "
         f"In the code: {classes(each)}.",
-        "## What travels, and what stays\n\n" + picture(each),
+        "## Messages and personal state\n\n" + picture(each),
         "[Privacy](/privacy.md) describes who can see what.",
         f"## When to use it\n\n{use}",
         comparison(each.name),

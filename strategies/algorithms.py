@@ -94,7 +94,7 @@ def simulation_defaults(
     Parameters
     ----------
     settings : mapping
-        As for `strategy_class`.
+        The settings of a run; ``algorithm`` and ``task`` are read.
     algorithms : iterable of str, default ()
         All algorithms of a command, by default that of the settings. A default of a
         setting that they all read, such as the number of rounds, must be common.

@@ -90,7 +90,7 @@ class TableCard:
     classes, columns : tuple of str
         Names of the outputs, empty if they are numbers, and of the columns.
     missing : str
-        What happens to missing numbers.
+        Treatment of missing numbers: ``error`` or ``mean``.
     scaling : Scaling
         The scaling of inputs and labels.
     """

@@ -39,7 +39,7 @@ UNMASKED = "secure-rounds"
 
 
 class Rules(NamedTuple):
-    """What a device demands of a sum, by its node config.
+    """Requirements of a device for secure aggregation, from its node config.
 
     Parameters
     ----------

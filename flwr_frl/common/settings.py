@@ -199,7 +199,7 @@ def reading(
     code : str, default "settings"
         Code of the error.
     allowed : str, default ""
-        What the file must contain.
+        Description of valid contents, for the error message.
     """
     try:
         yield

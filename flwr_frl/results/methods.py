@@ -113,7 +113,10 @@ class MethodResult:
 
     @property
     def differs(self) -> bool | None:
-        """Whether it differs from the reference on the clients; None if not tested."""
+        """True if its clients differ significantly from the reference's.
+
+        None if there was no test.
+        """
         return self.on_clients.differs if self.on_clients else None
 
 

@@ -172,7 +172,7 @@ def _read(place: Path, files: tuple[tuple[int, int], ...]) -> Run:
         result = run_result(place, settings, rows, tested_model)
     hidden = facts("always") | {"algorithm", "seed"}
     changed = {
-        # Of a path only the name, as of the folder
+        # The page may be sent to others, who need not know the path.
         name: Path(str(value)).name if name == "data-dir" else value
         for name, value in settings.items()
         if value != defaults().get(name) and name not in hidden

@@ -1,4 +1,4 @@
-"""What a paper needs of a comparison: a LaTeX table, references and figures.
+"""Write a comparison for a paper: a LaTeX table, references and figures.
 
 Table and figures fit into a column.
 """

@@ -35,7 +35,7 @@ UNSIGNED, SIGNED = 2 * KEY, 5 * KEY
 BOX = crypto.NONCE + 2 * SEED + 16
 # Fewest clients in a sum.
 FEWEST = 3
-# What the server says of a neighbour in the last step.
+# State of a neighbour in the last step, as sent by the server.
 SURVIVED, DROPPED = b"1", b"0"
 
 
