@@ -185,10 +185,7 @@ def main() -> None:
     torch.set_num_threads(1)
     measured = {n: measure(c, arguments.rounds) for n, c in CASES.items()}
     rows = [
-        (
-            name,
-            *(f"{number:.0f}" for number in (whole, own, whole - own)),
-        )
+        (name, *(f"{number:.0f}" for number in (whole, own, whole - own)))
         for name, (whole, own) in measured.items()
     ]
     body = (

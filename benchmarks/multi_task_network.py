@@ -11,12 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from flwr_frl.task.compression import QSGD, Compressor, Identity, Sign, TopK
-from flwr_frl.task.saddle_point import (
-    Float64s,
-    Noise,
-    SaddlePoint,
-    exchange_stream,
-)
+from flwr_frl.task.saddle_point import Float64s, Noise, SaddlePoint, exchange_stream
 
 
 class Network:
@@ -77,9 +72,7 @@ class Network:
 
 
 def compress_rows(
-    compressor: Compressor,
-    x: Float64s,
-    stream: Callable[[int], np.random.Generator],
+    compressor: Compressor, x: Float64s, stream: Callable[[int], np.random.Generator]
 ) -> Float64s:
     """Return ``decompress(compress(row))`` for every row.
 

@@ -237,8 +237,7 @@ class Trials:
             (self.home / f"{name}.log").unlink(missing_ok=True)
             folder, state = self.home / "data" / name, self.home / "state"
             self.federation.start_supernode(
-                name,
-                f'client-name="{name}" data-dir="{folder}" state-dir="{state}"',
+                name, f'client-name="{name}" data-dir="{folder}" state-dir="{state}"'
             )
             process = self.federation.processes[name]
             wait_until(

@@ -7,34 +7,17 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import (
-    ConfigRecord,
-    Context,
-    Error,
-    Message,
-    MessageType,
-    RecordDict,
-)
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.common import log
 
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.base import Arrays, Client, Config, EvaluateResult
-from flwr_frl.clients.device.codec import (
-    check_config,
-    pack,
-    pack_metrics,
-    unpack,
-)
+from flwr_frl.clients.device.codec import check_config, pack, pack_metrics, unpack
 from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.rows import evaluate_rows, fit_rows
-from flwr_frl.clients.device.secure import (
-    answer,
-    check_message,
-    check_rules,
-    mask,
-)
+from flwr_frl.clients.device.secure import answer, check_message, check_rules, mask
 from flwr_frl.clients.device.setup import (
     AUTO_ON_CPU,
     Setup,

@@ -65,8 +65,7 @@ def own_prototypes(client: Client, classes: int) -> Tensors:
 
 
 class FedProtoClient(
-    Client,
-    requires=(needs_classes, linear_head("FedProto", bias=True)),
+    Client, requires=(needs_classes, linear_head("FedProto", bias=True))
 ):
     """Algorithm 1, client side: the model is personal; architectures may differ.
 

@@ -51,9 +51,7 @@ def list_all() -> str:
     return "\n".join([*lines, "model      any classification model of torchvision"])
 
 
-def parse(
-    arguments: Sequence[str] | None,
-) -> tuple[argparse.Namespace, dict[str, Any]]:
+def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
     """Parse the command line.
 
     Parameters

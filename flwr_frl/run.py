@@ -99,10 +99,7 @@ class Run:
         return self._predictor(client, seed).model
 
     def predict(
-        self,
-        x: Inputs,
-        client: str = "",
-        seed: int | None = None,
+        self, x: Inputs, client: str = "", seed: int | None = None
     ) -> Prediction:
         """Predict with a client's model; see `Predictor` for the inputs ``x``."""
         return self._predictor(client, seed)(x)

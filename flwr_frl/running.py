@@ -263,10 +263,7 @@ def _warn(line: str) -> None:
 
 
 def check(
-    algorithms: Sequence[str],
-    given: Settings,
-    backend: str,
-    others: Sequence[str] = (),
+    algorithms: Sequence[str], given: Settings, backend: str, others: Sequence[str] = ()
 ) -> Resolved:
     """Check everything that can be checked before a run, and decode the data.
 

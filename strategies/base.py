@@ -24,11 +24,7 @@ from flwr.serverapp.strategy import Result
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import fill, memory_record, message_like
 from flwr_frl.common.command_line import shorten_errors
-from flwr_frl.common.settings import (
-    SettingsError,
-    require,
-    require_all_of_noise,
-)
+from flwr_frl.common.settings import SettingsError, require, require_all_of_noise
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server import aggregation as rules
@@ -562,10 +558,7 @@ class Strategy(Algorithm, uses_mean="only"):
         return memory_record({n: np.asarray(a, order="C") for n, a in result.items()})
 
     def _apply_rule(
-        self,
-        weights: Sequence[float],
-        replies: Sequence[Arrays],
-        centre: rules.Sent,
+        self, weights: Sequence[float], replies: Sequence[Arrays], centre: rules.Sent
     ) -> Arrays | None:
         """Combine arrays by the rule of ``aggregation``, over buckets of replies.
 

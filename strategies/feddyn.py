@@ -15,9 +15,7 @@ GRADIENTS = "gradients"
 
 
 class FedDyn(
-    ClientStateMean,
-    client="flwr_frl.clients.feddyn:FedDynClient",
-    uses_mean="only",
+    ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient", uses_mean="only"
 ):
     """Algorithm 1: h ← h − α/m Σ_k (θ_k − θ), and θ ← mean θ_k − h/α.
 

@@ -12,9 +12,7 @@ from flwr_frl.strategies.server.round import Round
 
 
 class SCAFFOLD(
-    ClientStateMean,
-    client="flwr_frl.clients.scaffold:SCAFFOLDClient",
-    uses_mean="only",
+    ClientStateMean, client="flwr_frl.clients.scaffold:SCAFFOLDClient", uses_mean="only"
 ):
     """Algorithm 1: x ← x + η_g mean Δy_i and c ← c + |S|/N mean Δc_i.
 

@@ -29,11 +29,7 @@ from flwr_frl.common.settings import (
     resolve,
 )
 from flwr_frl.common.text import short_name
-from flwr_frl.results.output import (
-    archive_run,
-    locked,
-    prepare_directory,
-)
+from flwr_frl.results.output import archive_run, locked, prepare_directory
 from flwr_frl.results.page import served_for
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import (

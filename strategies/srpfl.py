@@ -17,13 +17,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common.arrays import values_of
-from flwr_frl.common.settings import (
-    Setting,
-    Settings,
-    declared,
-    require,
-    setting,
-)
+from flwr_frl.common.settings import Setting, Settings, declared, require, setting
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.closing import Closing

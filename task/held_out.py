@@ -90,10 +90,7 @@ def with_evaluation(task: Task, settings: EvaluationSettings) -> Task:
 
 
 def split(
-    examples: ExampleSet,
-    client: int,
-    settings: EvaluationSettings,
-    overlap: int = 0,
+    examples: ExampleSet, client: int, settings: EvaluationSettings, overlap: int = 0
 ) -> tuple[ExampleSet, ExampleSet]:
     """Split training examples into a training and a validation set.
 

@@ -87,11 +87,7 @@ def phase_two(theta: Matrix, x: Matrix, y: Matrix) -> Matrix:
 
 
 def phase_two_descent(
-    theta: Matrix,
-    x: Matrix,
-    y: Matrix,
-    *,
-    max_steps: int = 100_000,
+    theta: Matrix, x: Matrix, y: Matrix, *, max_steps: int = 100_000
 ) -> Matrix:
     """Minimise ½ ‖y − X θ‖² by gradient descent (equation 5.6).
 

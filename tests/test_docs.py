@@ -7,11 +7,7 @@ import shlex
 import pytest
 
 from docs import settings as settings_page
-from docs.algorithm_pages import (
-    algorithm,
-    algorithm_pages,
-    command,
-)
+from docs.algorithm_pages import algorithm, algorithm_pages, command
 from docs.links import DOCS, RESULTS, ROOT, for_site
 from flwr_frl import simulate
 from flwr_frl.cli import parse

@@ -129,11 +129,7 @@ class Job:
         self.rounds += 1
         if self.rounds % self.every:
             return
-        line = {
-            "time": time.monotonic(),
-            "cpu": cpu_seconds(self.root),
-            "steps": steps,
-        }
+        line = {"time": time.monotonic(), "cpu": cpu_seconds(self.root), "steps": steps}
         with open(self.notes, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
 

@@ -67,9 +67,7 @@ class ImageCard:
         none = np.zeros(0, np.int64)
         images = ImageSet(np.zeros((0, *self.shape), np.uint8), none, none)
         settings = ImageSettings(
-            model=self.model,
-            model_head=self.model_head,
-            head_layers=self.head_layers,
+            model=self.model, model_head=self.model_head, head_layers=self.head_layers
         )
         data = Dataset(images, images, self.classes)
         return ImageTask(self.source, settings, 0, data)

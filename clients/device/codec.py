@@ -13,11 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, FitResult
-from flwr_frl.clients.device.groups import (
-    array_names,
-    check_changes,
-    initial_arrays,
-)
+from flwr_frl.clients.device.groups import array_names, check_changes, initial_arrays
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
     MemoryArray,

@@ -49,11 +49,7 @@ from flwr_frl.common.arrays import (
     reply_with,
 )
 from flwr_frl.common.run_cache import run_object
-from flwr_frl.common.settings import (
-    ResourceError,
-    TrainingDivergedError,
-    reason_of,
-)
+from flwr_frl.common.settings import ResourceError, TrainingDivergedError, reason_of
 from flwr_frl.task.base import Task, check_examples
 from flwr_frl.task.devices import RngContext, seed
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet

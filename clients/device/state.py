@@ -20,13 +20,7 @@ from safetensors import SafetensorError
 
 from flwr_frl.common import files
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import (
-    entries_of,
-    fill,
-    is_finite,
-    memory_record,
-    values_of,
-)
+from flwr_frl.common.arrays import entries_of, fill, is_finite, memory_record, values_of
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.sealed import Arrays, seal, unseal
 from flwr_frl.common.settings import (

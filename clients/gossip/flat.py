@@ -116,9 +116,7 @@ def sketch(vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 
 @lru_cache(maxsize=2)
-def _hash(
-    dimension: int,
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+def _hash(dimension: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     """Return the index of the sum to which each entry is added, and its sign."""
     raw = np.random.Philox(key=0x5CE7).random_raw(dimension)
     index = (raw >> np.uint64(1)) % np.uint64(SKETCH)

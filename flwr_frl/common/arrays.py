@@ -175,9 +175,7 @@ class ReplyRows:
     """
 
     def __init__(
-        self,
-        arrays: dict[str, NDArray],
-        metrics: Sequence[Mapping[str, int | float]],
+        self, arrays: dict[str, NDArray], metrics: Sequence[Mapping[str, int | float]]
     ) -> None:
         self.arrays, self.metrics = arrays, metrics
         for array in arrays.values():
@@ -335,9 +333,7 @@ def decode(data: bytes) -> NDArray:
 
 
 @lru_cache(maxsize=1024)
-def _parse(
-    data: bytes,
-) -> tuple[tuple[int, ...], np.dtype[np.generic], int] | None:
+def _parse(data: bytes) -> tuple[tuple[int, ...], np.dtype[np.generic], int] | None:
     """Return shape, dtype and length of a header; None if `header` writes another."""
     stream = io.BytesIO(data)
     try:

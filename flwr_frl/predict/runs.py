@@ -40,12 +40,7 @@ from flwr_frl.common.settings import (
     unknown,
 )
 from flwr_frl.predict.file_settings import FileSettings
-from flwr_frl.predict.predictor import (
-    FilePath,
-    Predictor,
-    check_arrays,
-    check_size,
-)
+from flwr_frl.predict.predictor import FilePath, Predictor, check_arrays, check_size
 from flwr_frl.task.base import Task, check_examples
 from flwr_frl.task.devices import seed
 from flwr_frl.task.examples import ExampleSet

@@ -40,14 +40,7 @@ from flwr_frl.results.statistics import (
     paired_test,
     rank,
 )
-from flwr_frl.results.tables import (
-    DETAILS,
-    cells,
-    formatted,
-    html,
-    legend,
-    terminal,
-)
+from flwr_frl.results.tables import DETAILS, cells, formatted, html, legend, terminal
 
 # Settings that two runs must share to be compared.
 COMMON = ("evaluate-on", "result-protocol", "evaluate-last")

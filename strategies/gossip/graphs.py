@@ -36,11 +36,7 @@ SMALL = 1e-3
 
 
 def build_graph(
-    name: str,
-    n: int,
-    probability: float = 0.5,
-    seed: int = 0,
-    degree: int = 4,
+    name: str, n: int, probability: float = 0.5, seed: int = 0, degree: int = 4
 ) -> Edges:
     """Return the connected graph selected by the setting ``graph``.
 

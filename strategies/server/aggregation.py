@@ -109,10 +109,7 @@ def trimmed_mean(values: Floats, share: float) -> Floats:
 
 
 def clip(
-    weights: Sequence[float],
-    replies: Sequence[Arrays],
-    sent: Sent,
-    bound: float,
+    weights: Sequence[float], replies: Sequence[Arrays], sent: Sent, bound: float
 ) -> Arrays | None:
     """Return the sent arrays plus the mean of the clients' clipped changes.
 
@@ -167,10 +164,7 @@ def about_last_change(
 
 
 def multi_krum(
-    weights: Sequence[float],
-    replies: Sequence[Arrays],
-    sent: Sent,
-    share: float,
+    weights: Sequence[float], replies: Sequence[Arrays], sent: Sent, share: float
 ) -> Arrays | None:
     """Return the mean of the n − f replies that lie closest together.
 

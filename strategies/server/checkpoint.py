@@ -13,13 +13,7 @@ from flwr.app import ArrayRecord
 from safetensors import SafetensorError
 
 from flwr_frl.common.arrays import values_of
-from flwr_frl.common.checkpoint import (
-    FILE,
-    OTHER_SETTINGS,
-    Content,
-    pack,
-    read,
-)
+from flwr_frl.common.checkpoint import FILE, OTHER_SETTINGS, Content, pack, read
 from flwr_frl.common.files import PRIVATE, write_atomically
 from flwr_frl.common.ownership import SIGNATURE, sign
 from flwr_frl.common.settings import Settings, SettingsError, facts

@@ -23,13 +23,7 @@ from zipfile import ZipFile
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.common.settings import (
-    SettingsError,
-    need,
-    reading,
-    reason_of,
-    require,
-)
+from flwr_frl.common.settings import SettingsError, need, reading, reason_of, require
 from flwr_frl.task.data.cache import (
     MAX_CLASSES,
     PARTS,

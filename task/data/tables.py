@@ -17,13 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.common.settings import (
-    SettingsError,
-    need,
-    reading,
-    require,
-    setting,
-)
+from flwr_frl.common.settings import SettingsError, need, reading, require, setting
 from flwr_frl.task.data.cache import (
     MAX_CLASSES,
     Dataset,

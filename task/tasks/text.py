@@ -420,10 +420,7 @@ class TransformerText(FileTask):
 def _rows(path: Path) -> list[tuple[str, str]]:
     """Return the (label, text) pairs of a table."""
     delimiter = "\t" if path.suffix == ".tsv" else ","
-    with (
-        reading(path, "data-dir"),
-        path.open(encoding="utf-8-sig", newline="") as file,
-    ):
+    with reading(path, "data-dir"), path.open(encoding="utf-8-sig", newline="") as file:
         rows = list(csv.DictReader(file, delimiter=delimiter, strict=True))
     allowed = f"a text, a label and no more cells, as in {TABLE_FORM}; quote texts"
     pairs = []

@@ -25,11 +25,7 @@ if TYPE_CHECKING:
     from flwr_frl.task.base import Task
 
 # Names of optimisers; each is a class of torch, except for `SGDOptimizer`.
-OPTIMIZERS = {
-    "sgd": "",
-    "adam": "torch.optim:Adam",
-    "adamw": "torch.optim:AdamW",
-}
+OPTIMIZERS = {"sgd": "", "adam": "torch.optim:Adam", "adamw": "torch.optim:AdamW"}
 # Added to a norm by which gradients are divided, as in torch.
 SMALLEST_NORM = 1e-6
 # Forms of the setting `class-weights`

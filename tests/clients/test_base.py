@@ -6,10 +6,7 @@ import torch
 from client_messages import new_context
 from torch import nn
 
-from flwr_frl.clients import (
-    FedAvgClient,
-    FedRepClient,
-)
+from flwr_frl.clients import FedAvgClient, FedRepClient
 from flwr_frl.clients.base import Client, TrainingSettings
 from flwr_frl.clients.device.groups import (
     HEAD,

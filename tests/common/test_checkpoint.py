@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 
-from flwr_frl.common.checkpoint import (
-    FILE,
-    Content,
-    pack,
-    read,
-    read_about,
-)
+from flwr_frl.common.checkpoint import FILE, Content, pack, read, read_about
 from flwr_frl.common.sealed import ChecksumError
 
 CONTENT = Content(

@@ -6,12 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from flwr_frl.common.arrays import (
-    MemoryArray,
-    memory_record,
-    num_bytes,
-    values_of,
-)
+from flwr_frl.common.arrays import MemoryArray, memory_record, num_bytes, values_of
 
 VALUES = {
     "float32": np.arange(6, dtype=np.float32).reshape(2, 3),

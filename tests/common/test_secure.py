@@ -353,9 +353,7 @@ def test_what_the_server_sees_looks_uniform():
     for i, member in round.members.items():
         own[i] = masked[i].copy()
         primitives.add_mask(
-            own[i],
-            primitives.derive(member.seeds[2], b"own mask", member.session),
-            -1,
+            own[i], primitives.derive(member.seeds[2], b"own mask", member.session), -1
         )
     views = {
         "masked": masked[1],

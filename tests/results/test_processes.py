@@ -10,12 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_frl.results.processes import (
-    PLACE,
-    counted,
-    run_parallel,
-    signals_as_ctrl_c,
-)
+from flwr_frl.results.processes import PLACE, counted, run_parallel, signals_as_ctrl_c
 
 SCRIPT = """
 import pathlib, signal, sys, time

@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 from command_line import STEADY as USUAL
-from command_line import (
-    assert_same_rows,
-    config_of,
-    die_in,
-    one_error,
-    rows_of,
-    run,
-)
+from command_line import assert_same_rows, config_of, die_in, one_error, rows_of, run
 from disks import full
 from refusals import code_of
 

@@ -8,15 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import (
-    ROOT,
-    assert_refused,
-    cases,
-    config_of,
-    json_of,
-    rows_of,
-    run,
-)
+from command_line import ROOT, assert_refused, cases, config_of, json_of, rows_of, run
 
 from flwr_frl import running
 from flwr_frl.results.sweep import Sweep, at_edge, points, tune

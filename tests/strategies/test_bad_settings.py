@@ -96,11 +96,7 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
     },
     "gpfl": {"gpfl-lambda": (-1.0,), "gpfl-mu": (-1.0,)},
     "ifca": {"num-clusters": (0, 21)},
-    "knn-per": {
-        "knn-lambda": (1.1,),
-        "knn-neighbours": (0,),
-        "knn-scale": (0.0,),
-    },
+    "knn-per": {"knn-lambda": (1.1,), "knn-neighbours": (0,), "knn-scale": (0.0,)},
     "l2gd": {
         "l2gd-probability": (0.0, 1.0),
         "l2gd-lambda": (-0.1,),

@@ -4,13 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from flwr.app import (
-    ArrayRecord,
-    Context,
-    Message,
-    MessageType,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from function_clients import averaging, grid_of, honest
 from participants import properties_of
 

@@ -204,12 +204,7 @@ def test_a_hostile_client_costs_no_round(tmp_path, step, values):
 
 @pytest.mark.parametrize(
     "words",
-    [
-        np.zeros(3, np.uint64),
-        np.zeros(3, np.float32),
-        np.zeros(0, np.uint32),
-        None,
-    ],
+    [np.zeros(3, np.uint64), np.zeros(3, np.float32), np.zeros(0, np.uint32), None],
 )
 def test_words_of_another_kind_are_rejected(tmp_path, words):
     def lie(round, step, node, reply):

@@ -255,10 +255,7 @@ def test_settings_of_clients_and_tasks_are_not_checked_by_the_server(named):
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (
-            SettingsError("seed is 0.5; expected 1"),
-            "error: seed is 0.5; expected 1",
-        ),
+        (SettingsError("seed is 0.5; expected 1"), "error: seed is 0.5; expected 1"),
         (SettingsError("100 % are %d"), "error: 100 % are %d"),
         (ValueError("what is that?"), None),
         (KeyError("seed"), None),

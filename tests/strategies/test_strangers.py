@@ -24,15 +24,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.strategies import (
-    DPSGD,
-    FLUTE,
-    SCAFFOLD,
-    SRPFL,
-    ChocoSGD,
-    FedPer,
-    FedRep,
-)
+from flwr_frl.strategies import DPSGD, FLUTE, SCAFFOLD, SRPFL, ChocoSGD, FedPer, FedRep
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 
@@ -106,10 +98,7 @@ def run(strategy: Strategy | SRPFL, template: Template, rounds: int = 2):
     # As on real nodes, where SRPFL needs no speed model
     grid.in_process = False
     return strategy.start(
-        grid,
-        start_at(3.0),
-        num_rounds=rounds,
-        train_config=ConfigRecord({"lr": RATE}),
+        grid, start_at(3.0), num_rounds=rounds, train_config=ConfigRecord({"lr": RATE})
     )
 
 

@@ -77,11 +77,7 @@ def weights(result: Result) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        'weighting="examples"',
-        'weighting="examples", min_evaluate_nodes=2',
-    ],
+    "arguments", ['weighting="examples"', 'weighting="examples", min_evaluate_nodes=2']
 )
 def test_fedavg_equals_that_of_flower(arguments: str) -> None:
     ours = run(

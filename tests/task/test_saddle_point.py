@@ -17,11 +17,7 @@ from flwr_frl.task.saddle_point import (
     theory_constant,
     theory_regularizer,
 )
-from flwr_frl.task.tasks.multi_task import (
-    QCQP,
-    LogisticRegression,
-    build_problem,
-)
+from flwr_frl.task.tasks.multi_task import QCQP, LogisticRegression, build_problem
 
 EDGES = np.array([(0, 1), (0, 3), (1, 2), (1, 3), (1, 4), (3, 4)])
 PAIRS = directed(EDGES)

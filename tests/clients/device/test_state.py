@@ -11,14 +11,7 @@ from client_messages import new_context
 from disks import full
 from flwr.app import ConfigRecord
 from safetensors.numpy import load_file
-from state_values import (
-    file_of,
-    head,
-    on_disk,
-    rounds_on,
-    run_rounds,
-    value_of,
-)
+from state_values import file_of, head, on_disk, rounds_on, run_rounds, value_of
 
 from flwr_frl.clients.device.state import PersonalState, Version, needed
 

@@ -16,11 +16,7 @@ from flwr_frl.clients.gossip.flat import (
 from flwr_frl.common.messages import SKETCH
 from flwr_frl.task.models import build_model
 
-SHAPES = {
-    "logistic": (1, 8, 8),
-    "digits-cnn": (1, 8, 8),
-    "resnet20": (3, 16, 16),
-}
+SHAPES = {"logistic": (1, 8, 8), "digits-cnn": (1, 8, 8), "resnet20": (3, 16, 16)}
 by_model = pytest.mark.parametrize("name", sorted(SHAPES))
 LAST = torch.channels_last
 

@@ -4,12 +4,7 @@ import numpy as np
 import pytest
 import torch
 from client_messages import new_context
-from gossip_clients import (
-    by_algorithm,
-    client_of,
-    config_of,
-    received,
-)
+from gossip_clients import by_algorithm, client_of, config_of, received
 
 from flwr_frl.clients.device.groups import array_names, personal_arrays
 from flwr_frl.clients.device.state import PersonalState

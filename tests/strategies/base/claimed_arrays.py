@@ -7,9 +7,7 @@ import struct
 import numpy as np
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 
-from flwr_frl.strategies.server.replies import (
-    to_record,
-)
+from flwr_frl.strategies.server.replies import to_record
 
 LIKE = Array(np.zeros((2, 3), np.float32))
 

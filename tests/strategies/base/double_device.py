@@ -83,10 +83,7 @@ def run(func, args, kwargs):
     asked = kwargs.get("device")
     copies = func in (torch.ops.aten._to_copy.default, torch.ops.aten.copy_.default)
     # As on a GPU, tensors without dimensions and indices may be on the CPU.
-    indexes = func in (
-        torch.ops.aten.index.Tensor,
-        torch.ops.aten.index_put_.default,
-    )
+    indexes = func in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default)
     foreign = [t for t in tensors if not isinstance(t, OnDevice) and t.dim() > 0]
     if mine and foreign and not copies and not indexes:
         shapes = [tuple(tensor.shape) for tensor in foreign]

@@ -28,10 +28,7 @@ def model_with(first: nn.Module) -> SplitModel:
 
 
 def frozen(num_clients: int = 5) -> ExampleTask:
-    return task_of(
-        lambda: model_with(nn.Linear(6, 5).requires_grad_(False)),
-        (6,),
-    )
+    return task_of(lambda: model_with(nn.Linear(6, 5).requires_grad_(False)), (6,))
 
 
 def buffered(num_clients: int = 5) -> ExampleTask:

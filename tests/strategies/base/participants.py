@@ -1,11 +1,7 @@
 """Clients that are honest except for some properties, by partition."""
 
 from flwr.app import Context, Message, MessageType
-from function_clients import (
-    Client,
-    honest,
-    partition_of,
-)
+from function_clients import Client, honest, partition_of
 
 
 def properties_of(**changes: dict[int, object]) -> Client:

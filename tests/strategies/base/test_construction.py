@@ -5,13 +5,7 @@ from function_clients import averaging, grid_of, train_once
 from refusals import code_of
 
 from flwr_frl.common.settings import SettingsError, resolve
-from flwr_frl.strategies import (
-    SRPFL,
-    FedAvg,
-    FedAvgFT,
-    FedBuff,
-    build_strategy,
-)
+from flwr_frl.strategies import SRPFL, FedAvg, FedAvgFT, FedBuff, build_strategy
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import Context, Message, MessageType
-from function_clients import (
-    START,
-    Client,
-    grid_of,
-    honest,
-    partition_of,
-)
+from function_clients import START, Client, grid_of, honest, partition_of
 
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.server.replies import to_record

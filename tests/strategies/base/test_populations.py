@@ -1,11 +1,7 @@
 """Clients that join later, refused clients, and an unchanged population."""
 
 import pytest
-from function_clients import (
-    averaging,
-    grid_of,
-    train_once,
-)
+from function_clients import averaging, grid_of, train_once
 from participants import properties_of
 
 from flwr_frl.strategies.base import Strategy
@@ -25,12 +21,7 @@ def come_and_go(strategy: Strategy, nodes: list[int]) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "fit"),
-    [
-        ([1, 2, 3, 4, 5], [1, 2]),
-        ([1, 3, 4], [1]),
-        ([3, 4, 5], []),
-    ],
+    ("nodes", "fit"), [([1, 2, 3, 4, 5], [1, 2]), ([1, 3, 4], [1]), ([3, 4, 5], [])]
 )
 def test_clients_that_join_later_cannot_outvote_the_run(nodes, fit, caplog):
     strategy = averaging()

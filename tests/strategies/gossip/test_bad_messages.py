@@ -6,16 +6,7 @@ from logging import WARNING
 import numpy as np
 import pytest
 from flwr.app import Message
-from gossip_network import (
-    ALGORITHMS,
-    FULL_BATCH,
-    RING,
-    D,
-    Lines,
-    N,
-    Network,
-    name_of,
-)
+from gossip_network import ALGORITHMS, FULL_BATCH, RING, D, Lines, N, Network, name_of
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.gossip.base import Node

@@ -5,14 +5,7 @@ import math
 
 import numpy as np
 import pytest
-from flwr.app import (
-    ConfigRecord,
-    Context,
-    Error,
-    Message,
-    MessageType,
-    RecordDict,
-)
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from function_clients import (
     START,
     Client,

@@ -8,12 +8,7 @@ import pytest
 from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 from flwr.app import ConfigRecord
-from function_clients import (
-    averaging,
-    grid_of,
-    replies_of,
-    train_once,
-)
+from function_clients import averaging, grid_of, replies_of, train_once
 from scipy.stats import norm
 
 from flwr_frl.common.files import ACCOUNT_FILE

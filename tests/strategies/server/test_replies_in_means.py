@@ -3,9 +3,7 @@
 import tracemalloc
 
 import numpy as np
-from claimed_arrays import (
-    VALUES,
-)
+from claimed_arrays import VALUES
 from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st

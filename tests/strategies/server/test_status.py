@@ -140,10 +140,7 @@ def test_the_status_of_each_client(watched):
 
 @pytest.mark.parametrize(
     "place",
-    [
-        "flwr_frl.results.report.Report.add",
-        "flwr_frl.strategies.server_app.let_join",
-    ],
+    ["flwr_frl.results.report.Report.add", "flwr_frl.strategies.server_app.let_join"],
 )
 def test_status_of_an_interrupted_run_is_stopped(tmp_path, monkeypatch, place):
     def stop(*given):

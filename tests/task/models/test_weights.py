@@ -88,10 +88,7 @@ WRONG = [
     (lambda s: [1, 2], "hold a list"),
     (lambda s: {"epoch": 3, **s}, "hold a dict"),
     (lambda s: dict(enumerate(s.values())), "hold a dict"),
-    (
-        lambda s: {n: v for n, v in s.items() if n != "body.bias"},
-        "Missing key(s)",
-    ),
+    (lambda s: {n: v for n, v in s.items() if n != "body.bias"}, "Missing key(s)"),
     (
         lambda s: {**s, "body.weight": torch.zeros(7, 4)},
         "size mismatch for representation.body.weight",

@@ -5,12 +5,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.peer_apps.work import (
-    BATCH,
-    LEARNING_RATE,
-    Job,
-    read_client,
-)
+from benchmarks.peer_apps.work import BATCH, LEARNING_RATE, Job, read_client
 
 app = ClientApp()
 
