@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,11 @@ def test_a_run_survives_a_node_that_dies_in_a_round(tmp_path, nodes):
     def made() -> int:
         return metrics.read_text().count("\n") if metrics.is_file() else 0
 
+    def stands() -> bool:
+        before = made()
+        time.sleep(3)
+        return made() == before
+
     # Both nodes must take part. One may start so late that the other would finish the
     # run alone, so the run is paused until both have workers.
     settings = [f"FRL_NODE={folder}" for folder in folders]
@@ -112,6 +118,10 @@ def test_a_run_survives_a_node_that_dies_in_a_round(tmp_path, nodes):
         alone = made()
         process.send_signal(signal.SIGCONT)
         wait_until(lambda: made() >= alone + 3, 600, "three rounds of both nodes")
+        # Stopped workers keep the next round from ending, so that the node dies in it.
+        for pid in processes_with(settings[1], "ray::"):
+            os.kill(pid, signal.SIGSTOP)
+        wait_until(stands, 600, "a round that a stopped worker holds")
         for pid in processes_with(settings[1]):
             kill_9(pid)
         assert made() < rounds
