@@ -262,14 +262,6 @@ class Strategy(Algorithm, uses_mean="only"):
         """
         return grid
 
-    def _roll_back(self, name: str) -> None:
-        """Let a client continue that has seen a later checkpoint than the server has.
-
-        This happens after the server was restored from a backup. By default the client
-        continues from the newest round that both have, or else from its own newest.
-        """
-        self._run.clients.continue_from(name)
-
     def _expected_clients(self) -> set[str]:
         """Return the names of earlier participants that may return."""
         return set(self._run.clients.acknowledged)
@@ -320,10 +312,6 @@ class Strategy(Algorithm, uses_mean="only"):
         if privacy and nodes:
             # All clients have the same structure.
             privacy.check_compatible(clients.known[nodes[0]].properties)
-        # Only a resumed server can be behind its clients.
-        if clients.resumed is not None:
-            for name in clients.rolled_back(nodes):
-                self._roll_back(name)
         return nodes
 
     def _usable(self, nodes: list[int]) -> list[int]:

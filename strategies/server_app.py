@@ -150,7 +150,7 @@ def _resumed(
     strategy._restore(checkpoint.state)
     if strategy._run.privacy:
         strategy._run.privacy.read(former)
-    after = strategy._run.clients.resumed = checkpoint.server_round
+    after = checkpoint.server_round
     strategy._run.clients.note_checkpoint(after)
     log(INFO, "going on after round %d", after)
     rows = [row for row in read_rows(former / METRICS) if row["round"] <= after]

@@ -297,8 +297,6 @@ def properties_of(context: Context, setup: Setup, config: Config) -> Config:
     devices.seed(torch_seed(setup.name, int(setup.run["seed"]), server_round))
     client = build_client(context, setup, config)
     properties = client.get_properties(config) | incompatible_with_noise(client)
-    if keys.RUN in config and client.personal:
-        properties |= cast(Config, client._state.kept())
     if isinstance(client.task, ImageTask):
         properties |= zip(keys.INPUTS, client.task.shape, strict=True)
     # Flower checks the types, as a subclass may have added properties.

@@ -19,7 +19,6 @@ from flwr.common import NDArray, log
 from safetensors import SafetensorError
 
 from flwr_frl.common import files
-from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import entries_of, fill, is_finite, memory_record, values_of
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.sealed import Arrays, seal, unseal
@@ -86,13 +85,18 @@ def versions_in(directory: Path | None) -> list[Version]:
 
 
 def usable(
-    versions: Iterable[Version], run: str, acknowledged: int | None
+    versions: Iterable[Version],
+    run: str,
+    acknowledged: int | None,
+    checkpointed: int = 0,
 ) -> list[Version]:
     """Return the versions that a client may continue from, the preferred one first.
 
     These are the run's own versions up to the round that the server has acknowledged
     last, and then those of earlier runs; of each, the newest first. A version of a
-    later round belongs to a reply that did not count.
+    later round belongs to a reply that did not count, unless the server was restored
+    from a backup: if no version is old enough for it, the newest one is used, so that
+    nothing learned is lost.
 
     Parameters
     ----------
@@ -102,12 +106,18 @@ def usable(
         Name of the run.
     acknowledged : int, optional
         The round; by default all of the run's versions may be used.
+    checkpointed : int, default 0
+        Last round of the server's newest checkpoint.
     """
     last = math.inf if acknowledged is None else acknowledged
     versions = sorted(versions, reverse=True)
-    of_run = [v for v in versions if v.run == run and v.round <= last]
+    of_run = [v for v in versions if v.run == run]
     of_run.sort(key=attrgetter("round"), reverse=True)
-    return of_run + [v for v in versions if v.run != run]
+    counted = [v for v in of_run if v.round <= last]
+    is_behind = acknowledged or any(v.checkpoint > checkpointed for v in of_run)
+    if not counted and is_behind:
+        counted = of_run
+    return counted + [v for v in versions if v.run != run]
 
 
 def needed(
@@ -296,22 +306,12 @@ class PersonalState:
         versions = [*in_memory, *(versions_in(directory) if directory else ())]
         self._of_run = [version for version in versions if version.run == run]
         self._of_run.sort(key=attrgetter("round"))
-        self._usable = usable(versions, run, acknowledged)
+        self._usable = usable(versions, run, acknowledged, checkpointed)
         of_run = self._usable and self._usable[0].run == run
         self.round = self._usable[0].round if of_run else 0
         # Reason why `load` did not use the latest version; empty if it did, or if there
         # is none.
         self.unused = ""
-
-    def kept(self) -> dict[str, list[int] | int]:
-        """Return properties for a server that has been rolled back.
-
-        ``kept-rounds`` are the rounds of this run's versions, ``kept-checkpoint`` is
-        the newest checkpoint that a server has reported.
-        """
-        rounds = sorted({version.round for version in self._of_run})
-        newest = [v.checkpoint for v in self._of_run if v.round == rounds[-1]]
-        return {keys.KEPT_ROUNDS: rounds, keys.KEPT_CHECKPOINT: max(newest, default=0)}
 
     def is_on_disk(self, round_: int) -> bool:
         """Return whether this run's version of a round is on disk."""
@@ -348,6 +348,8 @@ class PersonalState:
                     self.unused = ""
                 break
         expected = self._acknowledged or 0
+        if self._acknowledged is not None and self.round > expected:
+            self.unused = f"the server is behind its state of round {self.round}"
         # An earlier call may have set the damaged file aside.
         if self.round < expected and not self.unused:
             # Third-party clients that never save also end here.

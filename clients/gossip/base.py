@@ -134,9 +134,9 @@ class GraphClient(Client):
         return properties
 
     def check_state(self, config: Config) -> None:
-        """Raise `LostStateError` if the state precedes the ``acknowledged-round``."""
+        """Raise `LostStateError` if the state is not of the ``acknowledged-round``."""
         kept, acknowledged = self._state.round, int(config.get(ACKNOWLEDGED_ROUND, 0))
-        if kept < acknowledged:
+        if kept != acknowledged:
             text = f"the state is of round {kept}, not that of round {acknowledged}"
             raise LostStateError(text)
 

@@ -80,10 +80,6 @@ TESTED_MODEL = "tested-model"
 TESTED_MODELS = ("received", "with personal parts", "personal", "adapted")
 # Why client-level noise cannot be added to the client's model.
 INCOMPATIBLE_WITH_NOISE = "incompatible-with-noise"
-# Rounds of a run whose state the client has saved, and the newest checkpoint that the
-# server had written when the last of these states was saved.
-KEPT_ROUNDS = "kept-rounds"
-KEPT_CHECKPOINT = "kept-checkpoint"
 # Why the client does not take part.
 REFUSAL = "refusal"
 # Why the client does not use its latest saved state.

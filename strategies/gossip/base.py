@@ -175,24 +175,6 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         """Return all nodes."""
         return nodes
 
-    def _roll_back(self, name: str) -> None:
-        """Lose a client ahead of the server; `SettingsError` if most clients are.
-
-        A node cannot return to an earlier round, as its neighbours' estimates are of
-        its newest one. A minority, however, must not be able to end the run.
-        """
-        clients = self._run.clients
-        reason = (
-            f"it has seen a checkpoint of round {clients.seen[name]}, later than this "
-            f"one of round {clients.resumed}"
-        )
-        self.lose(name, reason)
-        if 2 * len(self.lost) > len(self.names):
-            raise SettingsError(
-                f"resume: client {clients.label(name)}, like most clients, is lost: "
-                f"{reason}; gossip can only resume from its newest checkpoint"
-            )
-
     def lose(self, name: str, reason: str) -> None:
         """Permanently give up a node, and log the reason."""
         if name in self.number and name not in self.lost:
@@ -263,9 +245,15 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         They have lost their state or missed more than ``max_missed_rounds`` rounds.
         """
         result = super().aggregate_train(server_round, replies)
-        for name, reason in self._run.round.rejections:
-            if LOST_STATE in reason:
-                self.lose(name, "its state is not the one its neighbours rely on")
+        failed = [(n, why) for n, why in self._run.round.rejections if LOST_STATE in why]
+        if 2 * len(failed) > len(self.names):
+            # The server was restored from a backup.
+            raise SettingsError(
+                f"most clients have no state of this checkpoint: {failed[0][1]}; "
+                "gossip can only resume from its newest checkpoint"
+            )
+        for name, _ in failed:
+            self.lose(name, "its state is not the one its neighbours rely on")
         for name in self.names:
             missed = server_round - self._run.clients.acknowledged.get(name, 0)
             if missed > self.max_missed_rounds:

@@ -40,8 +40,6 @@ class ClientStateMean(Strategy, replies_are_changes=True):
         self.in_mean: dict[str, bool] = self.state.setdefault("in_mean", {})
         # Names of all clients seen so far.
         self.state["seen"] = []
-        # A client with a newer state than the mean contains; empty if there is none.
-        self._outdated = ""
 
     def _identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part; their clients count as seen."""
@@ -52,7 +50,7 @@ class ClientStateMean(Strategy, replies_are_changes=True):
 
     def lost(self, round: Round) -> str:
         """Return the client for whose state the mean begins anew; empty for none."""
-        return self._outdated or min(self.in_mean.keys() & round.unused, default="")
+        return min(self.in_mean.keys() & round.unused, default="")
 
     def note(self, round: Round, lost: str) -> None:
         """Note that the mean now has the states of a round's clients, or of none."""
@@ -61,24 +59,11 @@ class ClientStateMean(Strategy, replies_are_changes=True):
             text = "the mean begins anew: client %s lacks the state that is in it"
             log(WARNING, text, self._run.clients.label(lost))
             self.in_mean.clear()
-            self._outdated = ""
 
     def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:
         """Add whether the client's state is in the mean."""
         in_mean = self._run.clients.name_of(node) in self.in_mean
         return {**super()._config(node, config), IN_MEAN: in_mean}
-
-    def _roll_back(self, name: str) -> None:
-        """Reset the mean as well, if it contains an older state of the client."""
-        before = self._run.clients.acknowledged.get(name)
-        super()._roll_back(name)
-        moved = self._run.clients.acknowledged.get(name) != before
-        if moved and name in self.in_mean:
-            self.reset_mean(name)
-
-    def reset_mean(self, name: str) -> None:
-        """Let the next round reset the mean, as a client has a newer state."""
-        self._outdated = name
 
 
 class AllClientsMean(ClientStateMean, uses_mean="only"):
@@ -89,14 +74,9 @@ class AllClientsMean(ClientStateMean, uses_mean="only"):
     client that leaves for good is still one of the N: its last model stays in the mean.
     A client that has lost its model begins at x̄ again, but the lost model, which the
     server cannot subtract, stays in the mean: x̄ is then off by 1/N of the distance
-    between the two. The log names the client.
+    between the two. The same holds for all clients if the server was restored from a
+    backup, as they continue from newer models. The log names the clients.
     """
-
-    def reset_mean(self, name: str) -> None:
-        """Set N to 0: the next changes are again measured from x̄."""
-        self.in_mean.clear()
-        text = "the mean begins anew: it had an older model of client %s"
-        log(WARNING, text, self._run.clients.label(name))
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Add the clients' share of the mean change to x̄."""

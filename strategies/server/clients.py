@@ -116,10 +116,6 @@ class Clients:
         True if the run writes checkpoints before it ends.
     checkpointed : int
         Round of the last checkpoint that was written.
-    resumed : int or None
-        Round of the checkpoint from which the run was resumed.
-    seen : dict of str to int
-        Round of the later checkpoint that a rolled-back client has seen.
     """
 
     def __init__(self, min_available_nodes: int = 1) -> None:
@@ -147,12 +143,8 @@ class Clients:
         self.run_token = ""
         self.acknowledged: dict[str, int] = {}
         self.counted = self.checkpointed = 0
-        self.resumed: int | None = None
-        self.seen: dict[str, int] = {}
         # Fingerprint of each simulated client's examples at its first message.
         self._examples: dict[str, str] = {}
-        # Rounds whose state each client of a resumed run has saved.
-        self._kept: dict[str, list[int]] = {}
         # `acknowledged` in the last checkpoint.
         self._saved: dict[str, int] = {}
         # Clients whose delayed reply of a round up to this checkpoint counted after it.
@@ -516,46 +508,6 @@ class Clients:
         self.checkpointed = server_round
         self._saved = dict(self.acknowledged)
         self._delayed.clear()
-
-    def rolled_back(self, nodes: list[int]) -> list[str]:
-        """Return the names of clients that turn out to be ahead of the server.
-
-        A client is ahead after the server was restored from a backup. Each client of a
-        resumed run is looked at once.
-        """
-        ahead = []
-        for client in (
-            [self.known[n] for n in nodes] if self.resumed is not None else ()
-        ):
-            name, properties = client.name, client.properties
-            if name in self._kept:
-                continue
-            rounds: Any = properties.get(keys.KEPT_ROUNDS)
-            seen: Any = properties.get(keys.KEPT_CHECKPOINT)
-            if rounds == [] and self.acknowledged.get(name, 0):
-                text = "client %s has lost what it kept; that of round %d was its last"
-                log(WARNING, text, self.label(name), self.acknowledged[name])
-            valid = isinstance(rounds, list) and isinstance(seen, int)
-            valid = valid and all(isinstance(r, int) and r > 0 for r in rounds)
-            self._kept[name] = rounds if valid else []
-            if self._kept[name] and seen > self.resumed:
-                self.seen[name] = seen
-                ahead.append(name)
-        return ahead
-
-    def continue_from(self, name: str) -> None:
-        """Let a client that is ahead continue from its last round that counted.
-
-        If the client no longer has the state of that round, it continues from its
-        newest, so that nothing learned is lost.
-        """
-        newest, rounds = self.acknowledged.get(name, 0), self._kept[name]
-        if newest not in rounds:
-            self.acknowledged[name] = max(rounds)
-        text = "client %s has seen the checkpoint of round %d, later than this one of "
-        text += "round %s; it goes on with what it had after round %d"
-        rounds_of = self.seen[name], self.resumed, self.acknowledged[name]
-        log(WARNING, text, self.label(name), *rounds_of)
 
     # State.
 

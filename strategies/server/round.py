@@ -533,9 +533,8 @@ class Round:
             else:
                 reason = reply_properties(message).get(keys.UNUSED_STATE)
                 if reason and isinstance(reason, str):
-                    # The client starts from an older state, or without one.
                     self.unused[name] = one_line(reason)
-                    text = "client %s goes on without what it had kept last: %s"
+                    text = "client %s does not continue from its last state: %s"
                     log(WARNING, text, clients.label(name), self.unused[name])
             while waiting and waiting[0] in came:
                 if reply := valid.get(waiting.popleft()):

@@ -12,7 +12,7 @@ from softmax_runs import N, assert_same, round_of, run
 from flwr_frl import cli
 from flwr_frl.clients import client_app
 from flwr_frl.common.checkpoint import FILE
-from flwr_frl.common.messages import CLASS_COUNTS, HELD_CLASSES, KEPT_ROUNDS
+from flwr_frl.common.messages import CLASS_COUNTS, HELD_CLASSES
 from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import server_app
 from flwr_frl.strategies.grids.simulation import InlineGrid
@@ -59,8 +59,8 @@ OWN = {
     "local": LAYERED,
 }
 # Properties that are lists, with the type of their entries. They have at most as many
-# entries as there are classes, or kept versions.
-LISTS = {KEPT_ROUNDS: int, HELD_CLASSES: str, CLASS_COUNTS: int}
+# entries as there are classes.
+LISTS = {HELD_CLASSES: str, CLASS_COUNTS: int}
 # Small batches in random order, with momentum and weight decay
 USUAL = {"batch_size": 8, "momentum": 0.5, "weight_decay": 1e-3, "learning_rate": 0.1}
 ALL = pytest.mark.parametrize("algorithm", ALGORITHMS + OTHERS)

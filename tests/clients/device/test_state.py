@@ -256,13 +256,19 @@ def test_a_state_that_cannot_be_written_stays_in_memory(
     assert rounds_on(tmp_path) == ([1] if fault == "full" else [])
 
 
-def test_kept_reports_rounds_and_checkpoint(tmp_path):
-    nothing = {"kept-rounds": [], "kept-checkpoint": 0}
-    assert on_disk(tmp_path, run="r").kept() == nothing
+@pytest.mark.parametrize(
+    ("acknowledged", "checkpointed", "used"),
+    [(11, 11, 11), (5, 5, 12), (0, 5, 12), (0, 11, 0)],
+)
+def test_a_server_that_is_behind_costs_no_state(
+    tmp_path, acknowledged, checkpointed, used
+):
+    # The server may have been restored before this client first took part.
     run_rounds(new_context(), range(1, 13), tmp_path, checkpointed=11)
-    kept = {"kept-rounds": [10, 11, 12], "kept-checkpoint": 11}
-    assert on_disk(tmp_path).kept() == kept
-    assert on_disk(tmp_path, run="other").kept() == nothing
+    state = on_disk(tmp_path, acknowledged, checkpointed=checkpointed)
+    state.load()
+    assert state.round == used
+    assert ("is behind" in state.unused) == (used == 12)
 
 
 # Several runs

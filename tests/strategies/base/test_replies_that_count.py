@@ -110,7 +110,7 @@ def test_client_that_continues_without_its_state_is_logged(said, caplog):
     # Its reply still counts.
     assert arrays["b"].numpy().tolist() == [2.0] * 4
     assert metrics["clients"] == 3
-    expected = "client 000001 goes on without what it had kept last: " + (
+    expected = "client 000001 does not continue from its last state: " + (
         "other classes ERROR"
     )
     assert caplog.messages == ([expected] if said == "other classes\nERROR" else [])
