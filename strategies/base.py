@@ -59,13 +59,6 @@ from flwr_frl.strategies.server.traits import (
 # Metrics under which a client may report its training loss: flwr-frl's, that of
 # Flower's templates, and the plain name.
 LOSSES = ("train-loss", "train_loss", "loss")
-# Arguments with which a strategy samples and averages as Flower's FedAvg does.
-FLOWERS: dict[str, object] = {
-    "fraction_train": 1.0,
-    "min_train_nodes": 2,
-    "min_available_nodes": 2,
-    "weighting": "examples",
-}
 
 
 @dataclass
@@ -340,19 +333,6 @@ class Strategy(Algorithm, uses_mean="only"):
 
     # Clients of other apps.
 
-    def initialize_parameters(self, client_manager: object) -> None:
-        """Raise `SettingsError`: an app of Flower's legacy API has passed the strategy.
-
-        Flower calls this method of strategies of `ServerAppComponents`.
-        """
-        name = type(self).__name__
-        raise SettingsError(
-            f"{name} is a strategy of Flower's Message API; expected @app.main() with "
-            f"{name}(...).start(grid, initial_arrays), not ServerAppComponents or a "
-            "workflow with LegacyContext",
-            "legacy-api",
-        )
-
     def _remedy(self) -> str:
         """Return what to do if the clients of another app lack something."""
         client = self._traits.client.rpartition(":")[2]
@@ -548,25 +528,17 @@ class Strategy(Algorithm, uses_mean="only"):
     def _apply_rule(
         self, weights: Sequence[float], replies: Sequence[Arrays], centre: rules.Sent
     ) -> Arrays | None:
-        """Combine arrays by the rule of ``aggregation``, over buckets of replies.
+        """Combine arrays by the rule of ``aggregation``.
 
         All rules but the mean give every client one vote, as a client can report any
-        number of examples. The seed and the round determine the buckets.
+        number of examples.
         """
-        settings, count = self.settings, len(replies)
-        byzantine = settings.byzantine_fraction
-        share = self._run.participation.byzantine_share(byzantine, count)
-        share *= max(1, settings.bucket_size)
+        settings, participation = self.settings, self._run.participation
+        fraction, count = settings.byzantine_fraction, len(replies)
+        share = participation.byzantine_share(fraction, count)
         rule = rules.make_rule(settings.aggregation, share, settings.clip_norm)
         if settings.aggregation != "mean":
             weights = [float(weight > 0) for weight in weights]
-        if settings.bucket_size > 1 and settings.aggregation != "mean":
-            entropy = [settings.seed, rules.BUCKETS, self._run.round.number]
-            rng = np.random.default_rng(entropy)
-            size = settings.bucket_size
-            weights, replies = rules.in_buckets(weights, replies, size, rng)
-            if not replies:
-                return None
         return rule(weights, replies, centre)
 
     # Evaluation.
@@ -610,18 +582,9 @@ class Strategy(Algorithm, uses_mean="only"):
         restore_tree(self.state, state)
 
     def summary(self) -> None:
-        """Log the configuration."""
-        settings = self.settings
-        sampled = settings.fraction_train, settings.min_train_nodes, settings.seed
-        log(INFO, "\t├──> %s", type(self).__name__)
-        log(INFO, "\t├──> Sampling: %.3g, at least %d nodes, seed %d", *sampled)
-        if self._personal:
-            log(INFO, "\t├──> Kept for each client: %s", ", ".join(self._personal))
-        differ = {n: v for n, v in FLOWERS.items() if getattr(settings, n) != v}
-        if differ:
-            text = ", ".join(f"{name}={value!r}" for name, value in differ.items())
-            log(INFO, "\t├──> Arguments that Flower's FedAvg would have: %s", text)
-        log(INFO, "\t└──> Mean: %s", settings.weighting)
+        """Log the arguments."""
+        personal = f", personal={self._personal}" if self._personal else ""
+        log(INFO, "\t└──> %s: %s%s", type(self).__name__, self.settings, personal)
 
 
 def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:

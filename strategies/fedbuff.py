@@ -18,7 +18,7 @@ from flwr_frl.common.messages import ARRAYS, SERVER_ROUND
 from flwr_frl.common.settings import Settings, require, setting
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.closing import Closing
+from flwr_frl.strategies.grids.inbox import Closing
 from flwr_frl.strategies.server.optimizer import BATCH_NORM
 from flwr_frl.strategies.server.replies import Arrays, as_float16, rounded_to, size_of
 from flwr_frl.strategies.server.round import Round
@@ -54,8 +54,6 @@ class Asynchronous(ClosesEarly, Closing):
     ----------
     version : int
         The current version.
-    last_version : int
-        The last version of the run; 0 if it is unknown.
     """
 
     # A client's change may be in a later version than the one that asked for it.
@@ -73,7 +71,7 @@ class Asynchronous(ClosesEarly, Closing):
         Closing.__init__(self)
         self.settings, self.buffer_size = settings, buffer_size
         self.step, self.from_sent = step, from_sent
-        self.version = self.last_version = 0
+        self.version = 0
         self.strategy.state[ASYNCHRONOUS] = {"updates": {}}
         # Name and version of each node at work; nodes may be renamed meanwhile.
         self._since: dict[int, tuple[str, int]] = {}
@@ -84,18 +82,6 @@ class Asynchronous(ClosesEarly, Closing):
         self._idle: list[int] = []
         self._staleness: dict[int, int] = {}
         self._dropped: set[str] = set()
-
-    def set_rounds(self, num_rounds: int) -> None:
-        """Set the number of versions."""
-        self.last_version = num_rounds
-
-    @property
-    def waits_for_rest(self) -> bool:  # type: ignore[override]
-        """Whether the version also waits for the clients that are still at work.
-
-        They would not be in the last evaluation.
-        """
-        return self.version == self.last_version
 
     @property
     def updates(self) -> dict[str, int]:
@@ -332,7 +318,6 @@ class AsynchronousRounds(Wrapping):
         """Return the base that the settings name, with asynchronous participation."""
         wrapped: Strategy = build_strategy(cls.wrapped_settings(settings))
         super()._build(settings, wrapped)
-        wrapped._run.participation.set_rounds(int(settings["num-server-rounds"]))
         return wrapped
 
 

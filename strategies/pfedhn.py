@@ -14,7 +14,7 @@ from flwr.serverapp import Grid
 from flwr_frl.common.messages import ARRAYS
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.closing import GridDecorator
+from flwr_frl.strategies.grids.inbox import GridDecorator
 from flwr_frl.strategies.server.replies import Arrays, as_float16, is_finite, to_record
 from flwr_frl.strategies.server.round import Participation, Reply, Round
 

@@ -20,7 +20,7 @@ from flwr_frl.common.arrays import values_of
 from flwr_frl.common.settings import Setting, Settings, declared, require, setting
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.closing import Closing
+from flwr_frl.strategies.grids.inbox import Closing
 from flwr_frl.strategies.grids.speeds import SpeedModel, Times, speed_model
 from flwr_frl.strategies.server.round import Round
 from flwr_frl.strategies.server.traits import Algorithm

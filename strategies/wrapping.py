@@ -7,7 +7,7 @@ from flwr.serverapp import Grid
 from flwr_frl.common.settings import Setting, Settings, SettingsError, require
 from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.closing import Closing
+from flwr_frl.strategies.grids.inbox import Closing
 from flwr_frl.strategies.server.aggregation import assumed_byzantine, least_replies
 from flwr_frl.strategies.server.round import Participation
 from flwr_frl.strategies.server.traits import Algorithm
@@ -42,7 +42,7 @@ class ClosesEarly(Participation):
         """
         settings = self.strategy.settings
         rule, share = settings.aggregation, settings.byzantine_fraction
-        needed = least_replies(rule, clients, share, settings.bucket_size)
+        needed = least_replies(rule, clients, share)
         allowed = f"at least {needed} with aggregation={rule!r} and byzantine-fraction="
         allowed += f"{share}: Byzantine clients may be the fastest of {clients}"
         require(count >= needed, setting, count, allowed)

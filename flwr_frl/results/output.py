@@ -8,8 +8,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from flwr.common import log
 
-from flwr_frl.common.checkpoint import BEST_FILE, token_in
 from flwr_frl.common.checkpoint import FILE as CHECKPOINT
+from flwr_frl.common.checkpoint import token_in
 from flwr_frl.common.files import (
     ACCOUNT_FILE,
     PRIVATE,
@@ -99,8 +99,7 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
 
     The simulated clients start with the states of the resumed run, or with none: states
     of a run that was killed before its first checkpoint are removed. Unfinished files
-    of killed runs are removed, too. Only files named like ours are touched. The best
-    round's checkpoint of the resumed run is copied as well.
+    of killed runs are removed, too. Only files named like ours are touched.
 
     Parameters
     ----------
@@ -122,10 +121,10 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
     if resumed and resumed.resolve() == directory.resolve():
         return
     with _os_errors_as_settings(f"{str(directory)!r} cannot be prepared"):
-        for path in _files_of_best_round_and_clients(directory):
+        for path in _states_in(directory):
             path.unlink(missing_ok=True)
         if resumed:
-            for path in _files_of_best_round_and_clients(resumed):
+            for path in _states_in(resumed):
                 copy = directory / path.relative_to(resumed)
                 write_atomically(copy, path.read_bytes(), durable=False, mode=PRIVATE)
 
@@ -142,11 +141,10 @@ def _client_folders(directory: Path) -> list[Path]:
     return [path for path in directory.glob(f"{STATES}/*") if path.name.isdecimal()]
 
 
-def _files_of_best_round_and_clients(directory: Path) -> list[Path]:
-    """Return the existing files of a run that are named like these."""
+def _states_in(directory: Path) -> list[Path]:
+    """Return the files of simulated clients."""
     found = [path for folder in _client_folders(directory) for path in folder.iterdir()]
-    states = [path for path in found if _is_state(path)]
-    return [*states, *directory.glob(BEST_FILE)]
+    return [path for path in found if _is_state(path)]
 
 
 def _is_state(path: Path) -> bool:

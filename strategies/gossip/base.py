@@ -245,7 +245,9 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         They have lost their state or missed more than ``max_missed_rounds`` rounds.
         """
         result = super().aggregate_train(server_round, replies)
-        failed = [(n, why) for n, why in self._run.round.rejections if LOST_STATE in why]
+        failed = [
+            (n, why) for n, why in self._run.round.rejections if LOST_STATE in why
+        ]
         if 2 * len(failed) > len(self.names):
             # The server was restored from a backup.
             raise SettingsError(

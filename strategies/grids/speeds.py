@@ -24,7 +24,7 @@ from flwr_frl.common.settings import (
     setting,
     unknown,
 )
-from flwr_frl.strategies.grids.closing import Closing, GridDecorator
+from flwr_frl.strategies.grids.inbox import Closing, GridDecorator
 
 Times = npt.NDArray[np.float64]
 

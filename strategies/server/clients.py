@@ -2,11 +2,10 @@
 
 import contextlib
 import hashlib
-import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any
@@ -249,8 +248,7 @@ class Clients:
             pairs = ((info.node_id, info.public_key) for info in about)
             digests = {n: hashlib.sha256(key).hexdigest() for n, key in pairs if key}
         messages = [self._query(node, {keys.RUN: self.run_token}) for node in nodes]
-        with without_query_errors():
-            replies = list(grid.send_and_receive(messages, timeout=QUERY_TIMEOUT))
+        replies = list(grid.send_and_receive(messages, timeout=QUERY_TIMEOUT))
         taken = {client.name: node for node, client in self.known.items()}
         refused: dict[int, str] = {}
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
@@ -536,24 +534,6 @@ class Clients:
 def _by_name(clients: Mapping[int, ClientInfo]) -> list[int]:
     """Return nodes in the order of their clients' names."""
     return sorted(clients, key=lambda node: (clients[node].name, node))
-
-
-@contextlib.contextmanager
-def without_query_errors() -> Iterator[None]:
-    """Hide the tracebacks of missing query handlers.
-
-    Flower's simulation logs them in the server's process.
-    """
-
-    def is_shown(record: logging.LogRecord) -> bool:
-        return keys.ANSWERS_NO_QUERY not in record.getMessage()
-
-    logger = logging.getLogger("flwr")
-    logger.addFilter(is_shown)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_shown)
 
 
 def vote(reported: list[Mapping[str, Any]]) -> dict[str, Any]:

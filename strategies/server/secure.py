@@ -52,7 +52,7 @@ from flwr_frl.common.settings import (
     setting,
 )
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.closing import Closing, GridDecorator
+from flwr_frl.strategies.grids.inbox import Closing, GridDecorator
 from flwr_frl.strategies.server.replies import (
     InvalidReplyError,
     checked_arrays,
@@ -69,12 +69,7 @@ ENDS = {steps.KEYS: 0.15, steps.SHARES: 0.3, steps.MASKED: 0.85, steps.UNMASK: 1
 FILE = "secure-mean.safetensors"
 UNUSED = {"secure-aggregation": (False,)}
 # Other settings, and their only values with secure aggregation.
-ONLY = {
-    "aggregation": "mean",
-    "bucket-size": 0,
-    "transport": "float32",
-    "initialization": "random",
-}
+ONLY = {"aggregation": "mean", "transport": "float32", "initialization": "random"}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ import shutil
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from safetensors.numpy import load_file
 
 from flwr_frl.clients.client_app import make_app

@@ -7,7 +7,7 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.strategies import Strategy
-from flwr_frl.strategies.grids.closing import GridDecorator
+from flwr_frl.strategies.grids.inbox import GridDecorator
 
 
 class Plain(Strategy, client="flwr_frl.clients.fedrep:FedRepClient"):

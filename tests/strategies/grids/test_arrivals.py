@@ -8,8 +8,7 @@ from flwr.app import Error, Message, RecordDict
 
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.grids import inbox
-from flwr_frl.strategies.grids.closing import Closing
-from flwr_frl.strategies.grids.inbox import Inbox
+from flwr_frl.strategies.grids.inbox import Closing, Inbox
 from flwr_frl.strategies.grids.speeds import SimulatedArrivals, SpeedModel
 
 

@@ -25,7 +25,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.run import Run
 from flwr.superlink.grid.http_grid import HttpGrid
 
-from flwr_frl.strategies.grids.superlink import SuperLink as Requests
+from flwr_frl.strategies.grids.inbox import SuperLink as Requests
 
 RUN, NODE = 7, 11
 MODEL = {"w": np.arange(1000, dtype=np.float32)}

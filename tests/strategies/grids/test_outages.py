@@ -14,9 +14,8 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.strategies import build_strategy
-from flwr_frl.strategies.grids import inbox, superlink
-from flwr_frl.strategies.grids.closing import Closing
-from flwr_frl.strategies.grids.inbox import PULL_INTERVAL, Inbox
+from flwr_frl.strategies.grids import inbox
+from flwr_frl.strategies.grids.inbox import PULL_INTERVAL, Closing, Inbox
 
 
 class Clock:
@@ -37,7 +36,6 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
-    monkeypatch.setattr(superlink, "time", clock)
     monkeypatch.setattr(inbox, "time", clock)
     return clock
 
