@@ -13,97 +13,67 @@ name, so it suffices that ``deploy/warm`` comes first in the SuperNode's ``PATH`
 
 import argparse
 import os
-import random
 import signal
+import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from importlib import import_module
+from importlib.metadata import entry_points
+from logging import WARNING
+from multiprocessing import get_context
+from typing import Any
 
-from flwr.supercore.cli import flower_superexec
-from flwr.supercore.constant import TaskType
-from flwr.supercore.exit import exit_handler
-from flwr.supercore.superexec import run_superexec
-from flwr.supercore.superexec.executor.subprocess_executor import SubprocessExecutor
-from flwr.supercore.superexec.executor.types import ExecutionSpec, LaunchResult
-from flwr.supercore.tls import validate_and_resolve_root_certificates
-from flwr.supernode.runtime.run_clientapp import run_clientapp
+from flwr.common import log
 
 LOADED = ("flwr.clientapp", "flwr.client", "flwr.serverapp", "safetensors", "torch")
 # Packages that each run provides in its own version.
 APP = ("flwr_frl", "clients", "strategies", "task")
+# The command that a SuperExec starts for a message to a ClientApp.
+CLIENT_APP = "flwr-clientapp"
 
 
-class ForkingExecutor(SubprocessExecutor):
-    """Run each ClientApp in a fork of this process, other tasks as Flower does."""
+class Forking(subprocess.Popen[Any]):
+    """Start a process; for a ClientApp, fork this one instead."""
 
-    def __init__(self) -> None:
-        self.forks: set[int] = set()
-
-    def launch(self, spec: ExecutionSpec) -> LaunchResult:
-        """Start the process that handles one message without waiting for it."""
-        if spec.task_type is not TaskType.CLIENT_APP:
-            return super().launch(spec)
-        fork = os.fork()
-        if fork == 0:
-            in_child(lambda: run(spec))
-        self.forks.add(fork)
-        return LaunchResult.accepted()
-
-    def reconcile(self) -> None:
-        """Reap the forks that have ended; called once a second."""
-        for fork in list(self.forks):
-            if os.waitpid(fork, os.WNOHANG)[0]:
-                self.forks.remove(fork)
+    def __init__(self, args: Any, *more: Any, **options: Any) -> None:
+        if args[0] != CLIENT_APP or more or options:
+            super().__init__(args, *more, **options)
+            return
+        # Reaps the forks that have ended, flushes the streams of a fork when it ends,
+        # and never lets it continue as a second SuperExec.
+        get_context("fork").Process(target=handle_message, args=(args,)).start()
 
 
-def run(spec: ExecutionSpec) -> None:
-    """Handle one message, as ``flwr-clientapp`` does."""
-    run_clientapp(
-        runtime_api_address=spec.runtime_api_address,
-        token=spec.token,
-        insecure=spec.insecure,
-        certificates=validate_and_resolve_root_certificates(
-            spec.root_certificates_path, spec.insecure
-        ),
-        parent_pid=spec.parent_pid,
-        runtime_dependency_install=spec.runtime_dependency_install,
-    )
-
-
-def in_child(work: Callable[[], None]) -> None:
-    """Call ``work`` and exit this forked process without clean-up."""
-    status = 1
-    try:
-        forget_the_parent()
-        work()
-        status = 0
-    except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        try:
-            sys.stdout.flush()
-            sys.stderr.flush()
-        finally:
-            # Exit in any case, so that the fork never continues as a second SuperExec.
-            os._exit(status)
-
-
-def forget_the_parent() -> None:
-    """Reset the inherited state of a fork to that of a new process."""
+def handle_message(arguments: list[str]) -> None:
+    """Handle one message in a fork, as the command with these arguments does."""
+    client_app = command(CLIENT_APP)
     # The handlers would close the parent's connections.
-    exit_handler.registered_exit_handlers.clear()
+    exit_handlers().clear()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     for number in (signal.SIGTERM, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)
     for name in [name for name in sys.modules if name.partition(".")[0] in APP]:
         del sys.modules[name]
-    # Otherwise every message would draw the same noise.
-    random.seed()
+    # Otherwise every message would draw the same noise. Python's own generator starts
+    # anew in each fork.
     import_module("numpy").random.seed()
     import_module("torch").seed()
+    sys.argv = arguments
+    client_app()
+
+
+def command(name: str) -> Callable[[], Any]:
+    """Return the function behind one of Flower's commands."""
+    (entry,) = entry_points(group="console_scripts", name=name)
+    function: Callable[[], Any] = entry.load()
+    return function
+
+
+def exit_handlers() -> list[Any]:
+    """Return the functions that Flower calls when it exits; its API has no access."""
+    module = import_module("flwr.supercore.exit.exit_handler")
+    handlers: list[Any] = module.registered_exit_handlers
+    return handlers
 
 
 def main() -> None:
@@ -117,8 +87,13 @@ def main() -> None:
         if supernode not in (None, os.getppid()):
             return
         import_module(name)
-    vars(run_superexec)["get_executor"] = lambda *_, **__: ForkingExecutor()
-    flower_superexec()
+    try:
+        exit_handlers()
+        command(CLIENT_APP)
+        vars(subprocess)["Popen"] = Forking
+    except (ImportError, AttributeError, ValueError) as error:
+        log(WARNING, "this release of Flower loads torch for each message: %s", error)
+    command("flower-superexec")()
 
 
 if __name__ == "__main__":
