@@ -246,23 +246,22 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         setup, client, config = open_message(message, context)
         client.settings = setup.in_round(client.settings, config)
         result = client.fit(unpack(message, client), config)
-        records = pack(message, client, result, setup.device.rounded)
+        records = pack(message, client, result)
         reply = reply_with(records, message)
         return masked(reply, message, context, setup) if is_secure else reply
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        setup, client, config = open_message(message, context)
+        _, client, config = open_message(message, context)
         result = client.evaluate(unpack(message, client), config)
-        return evaluation_reply(message, setup, client, result)
+        return evaluation_reply(message, client, result)
 
     @app.evaluate(keys.NEWCOMER)
     def newcomer(message: Message, context: Context) -> Message:
         setup, client, config = open_message(message, context)
         arrays, seed = unpack(message, client), int(setup.run["seed"])
-        loss, n, metrics = join(client, arrays, config, seed)
-        metrics[keys.FITTED] = setup.device.rounded(int(metrics[keys.FITTED]))
-        return evaluation_reply(message, setup, client, (loss, n, metrics))
+        result = join(client, arrays, config, seed)
+        return evaluation_reply(message, client, result)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -310,14 +309,14 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
 
 
 def evaluation_reply(
-    message: Message, setup: Setup, client: Client, result: EvaluateResult
+    message: Message, client: Client, result: EvaluateResult
 ) -> Message:
     """Return the reply to an evaluation, with the ε that private training has spent."""
     loss, n, metrics = result
     spent = client._private.epsilon() if client._private else None
     epsilon: Config = {} if spent is None else {keys.EXAMPLE_EPSILON: spent}
     all_metrics = {"loss": loss, **metrics, **epsilon}
-    records = pack_metrics(client, setup.device.rounded(n), all_metrics)
+    records = pack_metrics(client, n, all_metrics)
     return reply_with(records, message)
 
 

@@ -1,7 +1,6 @@
 """One codec between messages and a client's lists of arrays, with all checks."""
 
 import sys
-from collections.abc import Callable
 from functools import lru_cache
 from typing import Annotated, Any, cast
 
@@ -152,14 +151,12 @@ def _kind_of(dtype: torch.dtype) -> str:
     return torch.empty(0, dtype=dtype).numpy().dtype.kind
 
 
-def pack(
-    message: Message, client: Client, reply: FitResult, rounded: Callable[[int], int]
-) -> RecordDict:
+def pack(message: Message, client: Client, reply: FitResult) -> RecordDict:
     """Return the reply of `Client.fit` and the client's attachments as records.
 
     Each array is in the record in which it was received, and float16 if it was received
     as such (``transport``); other arrays are in ``arrays``. The metrics contain the
-    round if the config has it, and the rounded number of examples. Raises
+    round if the config has it, and the number of examples. Raises
     `SettingsError` if a third-party client returns anything else, or has changed what
     it must not change.
     """
@@ -172,7 +169,7 @@ def pack(
             for n, v in zip(names, values, strict=True)
         }
         metrics = {str(name): float(value) for name, value in metrics.items()}
-        count = rounded(int(num_examples))
+        count = int(num_examples)
     except (TypeError, ValueError, AttributeError) as error:
         raise SettingsError(
             f"{type(client).__name__}.fit returns {str(reply)[:200]!r}; expected "

@@ -138,7 +138,7 @@ def evaluate_rows(
     setups: Sequence[Setup],
     messages: Sequence[Message],
     contexts: Sequence[Context],
-    answer: Callable[[Message, Setup, Client, EvaluateResult], Message],
+    answer: Callable[[Message, Client, EvaluateResult], Message],
 ) -> dict[int, Message]:
     """Answer evaluations of the same model, with the examples of clients in one batch.
 
@@ -150,7 +150,7 @@ def evaluate_rows(
     setups, messages, contexts
         As of `fit_rows`.
     answer : callable
-        Returns the reply, given a message, a setup, a client and the result.
+        Returns the reply, given a message, a client and the result.
 
     Returns
     -------
@@ -185,7 +185,7 @@ def evaluate_rows(
             indices = [nodes[i] for i in batch]
             results = evaluate_clients(client.task, indices, client.model)
             for i, result in zip(batch, results, strict=True):
-                replies[i] = answer(messages[i], setups[i], client, result)
+                replies[i] = answer(messages[i], client, result)
     return replies
 
 
@@ -542,7 +542,7 @@ class Rows:
 
     def _replies(self, sent: Tensors, metrics: Tensors) -> list[Message | None]:
         """Return the replies; None for clients that have failed."""
-        client, rounded = self._client, self._setup.device.rounded
+        client = self._client
         like: Any = self._messages[0].content[keys.ARRAYS]
         arrays = {}
         for name, tensor in sent.items():
@@ -550,7 +550,7 @@ class Rows:
             dtype = like[name].dtype if name in like else ""
             arrays[name] = as_received(values, dtype)
         columns = {
-            keys.NUM_EXAMPLES: [rounded(len(each)) for each in self._examples],
+            keys.NUM_EXAMPLES: [len(each) for each in self._examples],
             **{name: column.tolist() for name, column in metrics.items()},
             keys.SERVER_ROUND: [float(self.config[keys.SERVER_ROUND])]
             * len(self._messages),
@@ -567,7 +567,7 @@ class Rows:
             values = list(RowArrays(rows, i).values())
             count = int(of_client.pop(keys.NUM_EXAMPLES))
             result = values, count, of_client
-            return reply_with(pack(message, client, result, rounded), message)
+            return reply_with(pack(message, client, result), message)
 
         return [
             None if i in self._failed else reply(i, message)

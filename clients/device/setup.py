@@ -61,9 +61,6 @@ class DeviceSettings(EvaluationSettings, ExamplePrivacy):
     experiment : str, default ""
         Runs of one experiment start from each device's personal state of the last
         run. Without a name, only runs that resume a run share its states.
-    count_multiple : int, default 1
-        Numbers of examples are sent to the server as the nearest multiple of this,
-        at least one; 1 sends exact numbers. A device may override it.
     torch_threads : int, default 1
         CPU threads of one client.
     cohort : str, default "auto"
@@ -77,7 +74,6 @@ class DeviceSettings(EvaluationSettings, ExamplePrivacy):
     """
 
     experiment: str = setting("", form="a name", safe=True)
-    count_multiple: int = setting(1, ge=1, per_device=True)
     torch_threads: int = setting(1, ge=1, le=1024, may_differ="always")
     cohort: str = setting(
         "auto", form="off, auto or a number", safe=True, may_differ="always"
@@ -85,11 +81,6 @@ class DeviceSettings(EvaluationSettings, ExamplePrivacy):
     device: str = setting(
         "auto", form=devices.NAMES, safe=True, may_differ="always", per_device=True
     )
-
-    def rounded(self, count: int) -> int:
-        """Round a number of examples to ``count-multiple``; only 0 becomes 0."""
-        multiple = self.count_multiple
-        return max((count + multiple // 2) // multiple, min(count, 1)) * multiple
 
 
 # Largest cohort with `auto`, in general and where the clients' models are in the memory
@@ -301,8 +292,6 @@ def properties_of(context: Context, setup: Setup, config: Config) -> Config:
         properties |= zip(keys.INPUTS, client.task.shape, strict=True)
     # Flower checks the types, as a subclass may have added properties.
     ConfigRecord(cast(dict[str, ConfigRecordValues], properties))
-    for count in properties.keys() & {keys.NUM_EXAMPLES, keys.NUM_TEST_EXAMPLES}:
-        properties[count] = setup.device.rounded(cast(int, properties[count]))
     if "partition-id" in context.node_config:
         return properties | simulated_properties(client.task, setup)
     # A device handles each message in a new process, so notes are logged here only.

@@ -252,7 +252,7 @@ class Nodes:
         self.client._attachments = {"message": message}
         metrics: Config = {"train-loss": loss, "refused": refused}
         metrics[keys.SERVER_ROUND] = self.round
-        count = self.setup.device.rounded(self.pool.sizes[i])
+        count = self.pool.sizes[i]
         records = fill(RecordDict(), {keys.ARRAYS: ArrayRecord()})
         pack_metrics(self.client, count, metrics, records)
         return reply_with(records, self.messages[i])

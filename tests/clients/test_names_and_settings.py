@@ -11,7 +11,6 @@ from client_messages import (
     equal,
     initial_arrays,
     message_of,
-    metrics_of,
     properties_of,
     trained,
 )
@@ -20,7 +19,7 @@ from pictures import write_images
 from refusals import assert_says
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.clients.device.setup import DeviceSettings, client_name
+from flwr_frl.clients.device.setup import client_name
 from flwr_frl.clients.device.state import state_directory
 from flwr_frl.strategies.server.replies import reply_properties
 
@@ -94,28 +93,6 @@ def test_a_head_for_other_classes_is_not_used_and_the_reason_is_sent(tmp_path):
     assert told("c", more, 2) == ""
 
 
-def test_counts_are_rounded_to_a_multiple_and_only_0_becomes_0():
-    counts = {0: 0, 3: 100, 149: 100, 1437: 1400, 1450: 1500}
-    for multiple, expected in ((100, counts), (1, {n: n for n in counts})):
-        rounded = DeviceSettings(count_multiple=multiple).rounded
-        assert {n: rounded(n) for n in counts} == expected
-
-
-def test_a_device_can_round_its_example_counts():
-    app = app_of(algorithm="fedrep")
-    counts = []
-    for context in (device(), device(count_multiple=1000)):
-        properties = properties_of(app, context)
-        arrays = initial_arrays(app, context)
-        reported = [properties["num-examples"], properties["num-test-examples"]]
-        for kind in (MessageType.TRAIN, MessageType.EVALUATE):
-            reply = app(message_of(kind, arrays, server_round=1), context)
-            reported.append(metrics_of(reply)["num-examples"])
-        counts.append(reported)
-    # The 1,797 digits are split into 1,438 training and 359 test examples.
-    assert counts == [[1438, 359, 1438, 359], [1000, 1000, 1000, 1000]]
-
-
 def test_a_node_overrides_only_the_settings_that_its_algorithm_names():
     app = app_of(algorithm="fedrep")
     arrays = initial_arrays(app, context_of())
@@ -140,7 +117,7 @@ MISSPELLED = "unknown name in the node config "
         ({"algorithm": "fedrap"}, {}, "unknown algorithm 'fedrap'; did you mean"),
         ({"algorithm": "no_module:Own"}, {}, "algorithm 'no_module:Own' cannot be"),
         ({"task": "image-folder"}, {"data-dir": "/no"}, "data-dir is '/no'; "),
-        ({}, {"count-multiple": 0}, "count-multiple is 0; "),
+        ({}, {"dp-noise": -1.0}, "dp-noise is -1.0; "),
         ({}, {"client-name": ""}, "client-name is ''; "),
         # A misspelled name must not leave a device without noise or without a state.
         ({}, {"dp_noise": "1"}, f"{MISSPELLED}'dp_noise'; did you "),

@@ -52,12 +52,6 @@ def test_each_client_reports_its_own_examples():
     assert {name: [p[name] for p in reports] for name in expected} == expected
 
 
-def test_count_multiple_rounds_the_counts_of_all_clients():
-    reports, _ = reported(**{"count-multiple": 3})
-    # The counts 1 to 4, rounded to multiples of 3, but at least 3
-    assert [p["num-examples"] for p in reports] == [3, 3, 3, 3]
-
-
 def test_a_client_whose_examples_do_not_fit_is_refused():
     reports, _ = reported(task="wrong")
     assert ["refusal" in p for p in reports] == [False, False, False, True]
