@@ -1,7 +1,7 @@
 """Translates between Flower's messages and calls of a NumPyClient."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from logging import ERROR
 from typing import Any, cast
 
@@ -24,11 +24,11 @@ from flwr_frl.clients.device.setup import (
     build_client,
     client_name,
     cohort_size,
+    directory_of,
     label_of,
     properties_of,
     torch_seed,
 )
-from flwr_frl.clients.device.state import state_directory
 from flwr_frl.clients.simulated import join
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
@@ -88,15 +88,18 @@ class App(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; running out of memory raises a one-line error."""
         begin_run(self.command)
-        context = named(context, message)
+        node, record = context.node_config, message.content.get(keys.CONFIG)
+        if record is not None and not {"client-name", "partition-id"} & node.keys():
+            # Without a name, a node has the one that is registered in Flower.
+            config = check_config(cast(ConfigRecord, record))
+            if keys.REGISTERED_NAME in config:
+                node["client-name"] = str(config[keys.REGISTERED_NAME])
         try:
             return super().__call__(message, context)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-            setup = client_setup(context, self.run_config, strict=False)
-            sizes = f"batch-size ({setup.run['batch-size']}) or cohort ({self.cohort})"
-            advice = f"lower {sizes}, or train on another device"
+            advice = "lower batch-size or cohort, or train on another device"
             raise out_of_memory(error, advice) from None
 
     def together(
@@ -149,10 +152,11 @@ class App(ClientApp):
     ) -> dict[int, Message]:
         """Answer the messages of clients and nodes that run as rows of matrices."""
         auto, asked = self.cohort == "auto", (messages, contexts)
-        if all_of(MessageType.EVALUATE, messages):
+        kinds = {message.metadata.message_type for message in messages}
+        if kinds == {MessageType.EVALUATE}:
             return evaluate_rows(setups, *asked, evaluation_reply)
         # Mods must see every message.
-        if self.mods or not all_of(MessageType.TRAIN, messages):
+        if self.mods or kinds != {MessageType.TRAIN}:
             return {}
         if fit_nodes := getattr(setups[0].kind, "fit_nodes", None):
             return cast(dict[int, Message], fit_nodes(setups[0], *asked, auto))
@@ -180,30 +184,7 @@ def masked(reply: Message, message: Message, context: Context, setup: Setup) -> 
     if SECURE not in message.content:
         return reply
     config = cast(ConfigRecord, message.content[keys.CONFIG])
-    of_run = str(config.get(keys.RUN, context.run_id)), setup.device.experiment
-    node = context.node_config
-    directory = state_directory(node, setup.name, *of_run, setup.states)
-    return mask(message, context, reply, directory)
-
-
-def all_of(kind: str, messages: Iterable[Message]) -> bool:
-    """Return whether all messages are of a type."""
-    return all(message.metadata.message_type == kind for message in messages)
-
-
-def named(context: Context, message: Message) -> Context:
-    """Return the context; a node without a name gets the one registered in Flower."""
-    node, record = context.node_config, message.content.get(keys.CONFIG)
-    if {"client-name", "partition-id"} & node.keys() or record is None:
-        return context
-    name = check_config(cast(ConfigRecord, record)).get(keys.REGISTERED_NAME)
-    if name is None:
-        return context
-    node = {**node, "client-name": str(name)}
-    # The state is the same object, which Flower keeps.
-    return Context(
-        context.run_id, context.node_id, node, context.state, context.run_config
-    )
+    return mask(message, context, reply, directory_of(context, setup, config))
 
 
 def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
@@ -233,9 +214,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         devices.seed(torch_seed(setup.name, int(setup.run["seed"]), server_round))
         return setup, build_client(context, setup, config), config
 
-    @app.train("secure")
-    def secure_step(message: Message, context: Context) -> Message:
-        return answer(message, context)
+    app.train("secure")(answer)
 
     @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:

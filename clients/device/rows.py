@@ -342,7 +342,7 @@ class Rows:
             check_examples(client.task, index, own.get(keys.EXAMPLES))
             self._examples.append(train_examples(client.task, index))
             if client.personal:
-                state, _ = personal_state(context, each, own)
+                state = personal_state(context, each, own)
                 self._states.append(state)
         self.saved: Tensors = {}
         loaded = [state.load(client._shapes) or {} for state in self._states]

@@ -236,7 +236,7 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     # A device's data may grow, and no server may compare them with a guess.
     if "partition-id" in context.node_config:
         check_examples(task, index, config.get(keys.EXAMPLES))
-    state, directory = personal_state(context, setup, config)
+    state = personal_state(context, setup, config)
     try:
         client = setup.kind(task, index, state, setup.algorithm)
     except SettingsError as error:
@@ -246,24 +246,31 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     client.config = cast(Config, config)
     client._own_data = "partition-id" not in context.node_config
     if setup.device.dp_noise:
-        client._private = PrivateTraining(setup.device, context.state, directory)
+        client._private = PrivateTraining(setup.device, context.state, state.directory)
     return client
 
 
 def personal_state(
     context: Context, setup: Setup, config: Mapping[str, Any]
-) -> tuple[PersonalState, Path | None]:
-    """Return a client's state, and its directory; see `build_client`."""
-    run = str(config.get(keys.RUN, context.run_id))
-    directory, about = None, dict[str, str]()
-    if setup.states or "state-dir" in context.node_config:
-        of_run = run, setup.device.experiment, setup.states
-        directory = state_directory(context.node_config, setup.name, *of_run)
+) -> PersonalState:
+    """Return a client's state; see `build_client`."""
+    directory, about = directory_of(context, setup, config), dict[str, str]()
+    if directory:
         task = built_task(setup.task, setup.num_clients)
         about = about_state(task, setup.partition, setup.kind)
     rounds = config.get(keys.ACKNOWLEDGED_ROUND), config.get(keys.CHECKPOINT_ROUND, 0)
-    state = PersonalState(context, directory, *rounds, run, setup.name, about)
-    return state, directory
+    run = str(config.get(keys.RUN, context.run_id))
+    return PersonalState(context, directory, *rounds, run, setup.name, about)
+
+
+def directory_of(
+    context: Context, setup: Setup, config: Mapping[str, Any]
+) -> Path | None:
+    """Return the directory of a client's state; None if it is in memory only."""
+    if not setup.states and "state-dir" not in context.node_config:
+        return None
+    of_run = str(config.get(keys.RUN, context.run_id)), setup.device.experiment
+    return state_directory(context.node_config, setup.name, *of_run, setup.states)
 
 
 # Properties, which the server queries before the first round

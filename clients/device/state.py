@@ -294,7 +294,7 @@ class PersonalState:
     ) -> None:
         self._about = dict(about or {})
         self._records = context.state
-        self._directory = directory
+        self.directory = directory
         self._run, self._client = run, client
         self._checkpointed, self._acknowledged = checkpointed, acknowledged
         in_memory = [
@@ -398,11 +398,11 @@ class PersonalState:
                 f"the state of round {round_} is not finite; that of round "
                 f"{self.round} stays"
             )
-        path = self._write(kept, round_, self._directory) if self._directory else None
+        path = self._write(kept, round_, self.directory) if self.directory else None
         # Memory holds the acknowledged and the new version and, if there is no disk,
         # the newest.
         in_memory = {self.round, round_}
-        if self._directory is None and self._of_run:
+        if self.directory is None and self._of_run:
             in_memory.add(self._of_run[-1].round)
         replace_versions(self._records, round_, memory_record(kept), in_memory)
         return path

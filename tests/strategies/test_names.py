@@ -8,8 +8,8 @@ from flwr.app import ArrayRecord, Context, Message, MessageType, RecordDict
 from function_clients import averaging, grid_of, honest
 from participants import properties_of
 
-from flwr_frl.clients.client_app import named
-from flwr_frl.clients.device.setup import client_name
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import DPSGD, FLUTE
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.inbox import Inbox
@@ -126,14 +126,12 @@ class Named(Keyed):
 def test_registered_name_is_used_by_clients_without_a_name() -> None:
     grid = Named(FIRST, NAMES, {1: "pi-1", 2: "pi-2", 3: "pi-3"})
     configs = {2: {"client-name": "other"}, 3: {"partition-id": 4}}
-    names = []
-    clients = Clients()
+    names, clients, app = [], Clients(), make_app(resolve({}))
     clients.identify(grid)
     for node in (1, 2, 3):
         message = clients._query(node, {})
         context = Context(0, node, configs.get(node, {}), RecordDict(), {})
-        assert named(context, message).state is context.state
-        names.append(client_name(named(context, message).node_config))
+        names.append(app(message, context).content["properties"]["client"])
     assert names == ["pi-1", "other", "000004"]
 
 
