@@ -9,6 +9,7 @@ from flwr.common import NDArrays, log
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.base import Client, Config, EvaluateResult
 from flwr_frl.clients.device.setup import build_client, client_name
+from flwr_frl.clients.device.state import versions_in
 from flwr_frl.common.messages import (
     ACKNOWLEDGED_ROUND,
     CHECKPOINT_ROUND,
@@ -63,21 +64,17 @@ def keep(
         try:
             setup = client_setup(context, resumed)
             client = build_client(context, setup, config)
-            written = _keep(client) and written
+            state, round_ = client._state, client._state.round
+            on_disk = {(v.run, v.round) for v in versions_in(state.directory)}
+            missing = round_ and (run, round_) not in on_disk
+            arrays = state.load() if missing else None
+            if arrays is not None and state.round == round_:
+                written = state.save(arrays, round_) is not None and written
+            if client._private:
+                client._private.write()
         except SettingsError as error:
             log(ERROR, "the state of client %s is in memory only: %s", name, error)
             written = False
-    return written
-
-
-def _keep(client: Client) -> bool:
-    written, state, round_ = True, client._state, client._state.round
-    if client.personal and round_ and not state.is_on_disk(round_):
-        arrays = state.load()
-        if arrays is not None and state.round == round_:
-            written = state.save(arrays, round_) is not None
-    if client._private:
-        client._private.write()
     return written
 
 

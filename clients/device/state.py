@@ -10,7 +10,7 @@ from collections.abc import Collection, Container, Iterable, Mapping
 from logging import ERROR, WARNING
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 from urllib.parse import quote
 
 import numpy as np
@@ -75,11 +75,7 @@ class Version(NamedTuple):
 
 def versions_in(directory: Path | None) -> list[Version]:
     """Return the versions in a directory; none if it is missing."""
-    try:
-        paths = list(directory.iterdir()) if directory else []
-    # Another process may have deleted the directory of an old run.
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    paths = directory.glob("*.safetensors") if directory else ()
     matches = [(path, files.STATE_FILE.fullmatch(path.name)) for path in paths]
     return [Version(int(m[1]), int(m[2]), m[3], int(m[4]), p) for p, m in matches if m]
 
@@ -223,18 +219,13 @@ def read_checked(
     return metadata, arrays
 
 
-class StoredArrays(ArrayRecord):
-    """A version of a client's state whose arrays are elsewhere in this process."""
-
-    def arrays(self) -> Arrays:
-        """Return the arrays."""
-        raise NotImplementedError
-
-
 def arrays_of(record: Any) -> Arrays:
-    """Return the arrays of a version in memory, for reading only."""
-    if isinstance(record, StoredArrays):
-        return record.arrays()
+    """Return the arrays of a version in memory, for reading only.
+
+    Those of a node that runs with others are elsewhere in this process.
+    """
+    if hasattr(record, "arrays"):
+        return cast(Arrays, record.arrays())
     return {name: values_of(array) for name, array in entries_of(record).items()}
 
 
@@ -303,7 +294,7 @@ class PersonalState:
             for name in self._records
             if name.startswith(PREFIX)
         ]
-        versions = [*in_memory, *(versions_in(directory) if directory else ())]
+        versions = [*in_memory, *versions_in(directory)]
         self._of_run = [version for version in versions if version.run == run]
         self._of_run.sort(key=attrgetter("round"))
         self._usable = usable(versions, run, acknowledged, checkpointed)
@@ -312,10 +303,6 @@ class PersonalState:
         # Reason why `load` did not use the latest version; empty if it did, or if there
         # is none.
         self.unused = ""
-
-    def is_on_disk(self, round_: int) -> bool:
-        """Return whether this run's version of a round is on disk."""
-        return any(v.round == round_ and v.path != NOWHERE for v in self._of_run)
 
     @classmethod
     def holding(cls, arrays: Mapping[str, NDArray]) -> Self:

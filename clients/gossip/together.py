@@ -136,7 +136,7 @@ class Matrices(NamedTuple):
 _EMPTY = ArrayRecord().__dict__
 
 
-class NodeRecord(versions.StoredArrays):
+class NodeRecord(ArrayRecord):
     """A version of a node's state, which is a row of `Matrices`.
 
     Its arrays are copied when they are read. A copy of the record for another process
