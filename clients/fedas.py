@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, on_copy
+from flwr_frl.clients.base import Client, linear_head, needs_classes, on_copy
 from flwr_frl.clients.device.groups import HEAD, Tensors
 from flwr_frl.clients.device.training import (
     class_means,
@@ -11,7 +11,6 @@ from flwr_frl.clients.device.training import (
     minimise,
     no_means,
 )
-from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.messages import FISHER_TRACE
 from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import differentiable

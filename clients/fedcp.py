@@ -5,10 +5,9 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import Client, Update
+from flwr_frl.clients.base import Client, Update, linear_head, separate_head
 from flwr_frl.clients.device.groups import HEAD, WHOLE, Tensors, under, within
 from flwr_frl.clients.device.training import minimise
-from flwr_frl.clients.device.traits import linear_head, separate_head
 from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel

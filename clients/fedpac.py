@@ -5,11 +5,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, Update
+from flwr_frl.clients.base import (
+    Client,
+    Update,
+    linear_head,
+    needs_classes,
+    separate_head,
+)
 from flwr_frl.clients.device.groups import WHOLE, Tensors
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.training import class_means, labelled_features, no_means
-from flwr_frl.clients.device.traits import linear_head, needs_classes, separate_head
 from flwr_frl.clients.fedproto import near_received, own_prototypes
 from flwr_frl.common.settings import setting
 from flwr_frl.task.base import Task

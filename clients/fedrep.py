@@ -5,8 +5,14 @@ from typing import Any, cast
 import numpy as np
 from flwr.common import NDArrays
 
-from flwr_frl.clients.base import Arrays, Client, Config, EvaluateResult, FitResult
-from flwr_frl.clients.device.traits import TaskOf
+from flwr_frl.clients.base import (
+    Arrays,
+    Client,
+    Config,
+    EvaluateResult,
+    FitResult,
+    TaskOf,
+)
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.models import SplitModel

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, linear_head, needs_classes
 from flwr_frl.clients.device.groups import HEAD, Tensors, under, within
-from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training.local_training import train
 from flwr_frl.task.types import Loss

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.clients.device.traits import needs_classes
+from flwr_frl.clients.base import needs_classes
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.common.settings import setting
 from flwr_frl.task.examples import EVALUATION_BATCH

@@ -4,10 +4,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, trained_representation
 from flwr_frl.clients.device.groups import REPRESENTATION, Tensors, under, within
 from flwr_frl.clients.device.training import minimise
-from flwr_frl.clients.device.traits import trained_representation
 from flwr_frl.common.settings import setting
 from flwr_frl.task.models.frozen import copy_sharing_frozen
 

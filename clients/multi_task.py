@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from flwr.common import NDArrays
 
-from flwr_frl.clients.base import Config, EvaluateResult, FitResult
+from flwr_frl.clients.base import Config, EvaluateResult, FitResult, TaskOf
 from flwr_frl.clients.device.groups import (
     HEAD,
     WHOLE,
@@ -18,7 +18,6 @@ from flwr_frl.clients.device.groups import (
     to_tensors,
 )
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.device.traits import TaskOf
 from flwr_frl.clients.gossip.base import GraphClient
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.common.messages import SERVER_ROUND

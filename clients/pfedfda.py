@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from flwr_frl.clients.base import Client, Update
+from flwr_frl.clients.base import Client, Update, linear_head, needs_classes
 from flwr_frl.clients.device.groups import REPRESENTATION, Tensors
 from flwr_frl.clients.device.training import class_means, labelled_features
-from flwr_frl.clients.device.traits import linear_head, needs_classes
 from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel

@@ -15,7 +15,9 @@ from flwr_frl.clients.base import (
     Config,
     EvaluateResult,
     FitResult,
+    TaskOf,
     TrainingSettings,
+    trained_representation,
 )
 from flwr_frl.clients.device.evaluation import measure
 from flwr_frl.clients.device.groups import (
@@ -27,7 +29,6 @@ from flwr_frl.clients.device.groups import (
     to_tensors,
     under,
 )
-from flwr_frl.clients.device.traits import TaskOf, trained_representation
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.settings import Checked, require, setting
 from flwr_frl.task.examples import ExampleSet

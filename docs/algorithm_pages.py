@@ -13,8 +13,7 @@ from docs.algorithm_results import comparison, results, title_of
 from docs.links import DOCS, for_site
 from docs.settings import COMMON, Row, cases_of, descriptions, table, wraps
 from flwr_frl.clients.algorithms import client_class, load_client
-from flwr_frl.clients.base import Client, tests_received
-from flwr_frl.clients.device.traits import TaskOf, needs_classes
+from flwr_frl.clients.base import Client, TaskOf, needs_classes, tests_received
 from flwr_frl.clients.fedbn import batch_norms
 from flwr_frl.common.algorithms import SIMULATION_DEFAULTS
 from flwr_frl.common.settings import declared, defaults

@@ -33,7 +33,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "Clients",
         "flwr_frl.clients",
         (
-            "flwr_frl.clients.device.traits:ClientTraits",
+            "flwr_frl.clients.base:ClientTraits",
             "flwr_frl.clients.device.state:PersonalState",
             "flwr_frl.predict:Predictor",
             "flwr_frl.predict:load_model",

@@ -16,9 +16,8 @@ from flwr.client import NumPyClient
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from benchmarks.one_round import functions_of_a_round
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.base import Client, ClientTraits
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.device.traits import ClientTraits
 from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import Strategy
 from flwr_frl.strategies.algorithms import ALGORITHMS, client_path, strategy_class

@@ -22,7 +22,7 @@ from flwr_frl.common.arrays import (
     memory_record,
     values_of,
 )
-from flwr_frl.common.settings import SettingsError, require
+from flwr_frl.common.settings import SettingsError, reason_of, require
 
 # File names contain the round with eight digits.
 LAST_ROUND = 99_999_999
@@ -56,9 +56,8 @@ TYPES: dict[str, Any] = {
 }
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 RULES = {name: TypeAdapter[Any](kind, config=STRICT) for name, kind in TYPES.items()}
-SAME_LENGTH = (
-    ("relayed-rounds", "relayed-senders", "relayed-weights", "relayed-data"),
-)
+# Lists with an entry for each message that is relayed.
+RELAYED = "relayed-rounds", "relayed-senders", "relayed-weights", "relayed-data"
 
 
 class ServerConfig(dict[str, Any]):
@@ -79,12 +78,9 @@ def check_config(record: Any) -> Config:
             # For example, "Input should be a valid integer"
             allowed = f"it to {error.errors()[0]['msg'].partition(' should ')[2]}"
             require(False, f"the server's {name}", config[name], allowed)
-    for names in SAME_LENGTH:
-        lengths = {len(config[name]) if name in config else -1 for name in names}
-        if len(lengths) > 1:
-            raise SettingsError(
-                f"the server's {', '.join(names)} are not of the same length"
-            )
+    if len({len(config.get(name, ())) for name in RELAYED}) > 1:
+        line = f"the server's {', '.join(RELAYED)} are not of the same length"
+        raise SettingsError(line)
     exchanged = config.get(keys.EXCHANGED_ROUND, 0)
     now = config.get(keys.SERVER_ROUND, exchanged)
     if exchanged > now:
@@ -127,10 +123,8 @@ def _read(name: str, array: Array, like: Tensor, client: Client) -> NDArray:
         values = values_of(array)
     # The bytes are untrusted, so any exception is possible.
     except Exception as error:
-        reason = " ".join(str(error).split())[:100]
-        raise SettingsError(
-            f"array {name!r} of the message cannot be read: {reason}"
-        ) from None
+        line = f"array {name!r} of the message cannot be read: {reason_of(error)[:100]}"
+        raise SettingsError(line) from None
     kind, shape = values.dtype, values.shape
     fits = kind.kind == _kind_of(like.dtype) and kind.isnative
     if not fits or (shape != like.shape and not client._takes(shape, like.shape)):
@@ -170,7 +164,7 @@ def pack(message: Message, client: Client, reply: FitResult) -> RecordDict:
         }
         metrics = {str(name): float(value) for name, value in metrics.items()}
         count = int(num_examples)
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise SettingsError(
             f"{type(client).__name__}.fit returns {str(reply)[:200]!r}; expected "
             f"{len(names)} NumPy arrays, those of {', '.join(names)}, a number of "

@@ -60,8 +60,9 @@ def test_replies_depend_neither_on_the_order_of_arrays_nor_on_earlier_clients():
         lambda a, n, m: (a[:-1], n, m),
         lambda a, n, m: ([torch.tensor(v) for v in a], n, m),
         lambda a, n, m: (a, n, {**m, "who": "me"}),
+        lambda a, n, m: (a, n, {**m, "train-loss": torch.ones(2)}),
     ],
-    ids=["nothing", "too few", "tensors", "text"],
+    ids=["nothing", "too few", "tensors", "text", "no number"],
 )
 def test_an_invalid_reply_of_fit_raises_a_one_line_error(monkeypatch, change):
     fit = FedRepClient.fit

@@ -179,26 +179,17 @@ def test_an_invalid_partition_id_is_refused():
 
 
 class Misnamed(HeadAlone):
-    """Names its parts wrongly: the part to train, or those of the anchor."""
-
-    anchor = False
+    """Names the parameters of the anchor wrongly."""
 
     def update(self):
-        part = self.model.representation if self.anchor else self.model
-        near = Proximal(1e3, {n: p.detach() for n, p in part.named_parameters()})
-        return self.train("head" if self.anchor else "body", 1, near)
+        named = self.model.representation.named_parameters()
+        near = Proximal(1e3, {n: p.detach() for n, p in named})
+        return self.train("head", 1, near)
 
 
-@pytest.mark.parametrize(
-    ("anchor", "line"),
-    [
-        (False, "part is 'body'; expected head, representation or all"),
-        (True, "the anchor has no parameter of the model: its first name is 'weight'"),
-    ],
-)
-def test_wrong_names_of_parts_and_parameters_are_an_error(anchor, line):
-    kind = type("Named", (Misnamed,), {"anchor": anchor})
-    assert_says(line, one_round, client_of(kind, small, numbers()))
+def test_wrong_names_of_parameters_are_an_error():
+    line = "the anchor has no parameter of the model: its first name is 'weight'"
+    assert_says(line, one_round, client_of(Misnamed, small, numbers()))
 
 
 def test_without_received_parameters_there_is_no_proximal_term():

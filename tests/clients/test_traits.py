@@ -21,9 +21,8 @@ from flwr_frl.clients import (
     SyntheticMultiTaskClient,
 )
 from flwr_frl.clients.algorithms import client_class
-from flwr_frl.clients.base import deployed_kind
+from flwr_frl.clients.base import deployed_kind, needs_classes
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.device.traits import needs_classes
 from flwr_frl.common.messages import TESTED_MODELS
 from flwr_frl.common.settings import build, require, resolve, setting
 from flwr_frl.strategies.algorithms import ALGORITHMS

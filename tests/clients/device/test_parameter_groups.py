@@ -2,7 +2,6 @@
 
 import own_tasks
 import pytest
-import torch
 from client_messages import new_context
 from refusals import assert_says
 
@@ -40,12 +39,6 @@ def test_groups_may_be_named_without_dots():
     client = client_with(shared="representation", personal=("head", "memory"))
     assert client.shared == client.sent == (REPRESENTATION,)
     assert client.personal == (HEAD, "memory.")
-
-
-@pytest.mark.parametrize("loss", [None, "0.1", torch.ones(2)])
-def test_an_update_without_a_loss_is_refused(loss):
-    client = client_with(update=lambda self: loss)
-    assert_says("Mine.update returns", client.fit, client.get_parameters({}), {})
 
 
 def test_a_sent_group_without_arrays_is_refused():
