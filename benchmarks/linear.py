@@ -12,13 +12,11 @@ from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord
-from flwr.clientapp import ClientApp
 
-from benchmarks.theory import FedRepTheory
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.common.settings import Setting, build, resolve
-from flwr_frl.strategies import FLUTELinear, build_strategy
+from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SimulatedArrivals, speed_model
 from flwr_frl.strategies.server.loop import run_rounds
@@ -29,37 +27,20 @@ Numbers = dict[str, Any]
 WEIGHT = "representation.weight"
 
 
-class FirstClients(InlineGrid):
-    """A grid on which only the first clients of a task can be reached."""
-
-    def __init__(self, app: Any, num_clients: int, trained: int | None = None) -> None:
-        super().__init__(app, num_clients)
-        self.trained = trained or num_clients
-
-    def get_node_ids(self) -> list[int]:
-        """Return the ids of the clients that take part."""
-        return list(super().get_node_ids())[: self.trained]
-
-
 def train(
     settings: Own,
     after_round: Callable[[int, Matrix, Numbers], None] = lambda *_: None,
-    *,
-    start: ArrayRecord | None = None,
-    trained: int | None = None,
     evaluated: Callable[[int], bool] = lambda server_round: False,
 ) -> ArrayRecord:
     """Run an algorithm inline on the linear task; return the last arrays.
 
     ``after_round`` is called with the round (0 before training), B (d × k) and the
-    metrics. ``start`` replaces the strategy's initial arrays. The first ``trained``
-    clients take part (by default all). Clients evaluate in the rounds for which
-    ``evaluated`` is true.
+    metrics. Clients evaluate in the rounds for which ``evaluated`` is true.
     """
     settings = resolve({"task": "linear", **settings})
-    grid = FirstClients(make_app(settings), int(settings["num-clients"]), trained)
+    grid = InlineGrid(make_app(settings), int(settings["num-clients"]))
     strategy = build_strategy(settings)
-    arrays = start or strategy.initialize(grid)
+    arrays = strategy.initialize(grid)
     after_round(0, arrays[WEIGHT].numpy().T, {})
     # Steps that are too large overflow; their replies are rejected.
     with np.errstate(all="ignore"):
@@ -80,69 +61,21 @@ def task_of(settings: Own) -> LinearTask:
 
 
 def distance(settings: Own, place: Path) -> Numbers:
-    """Return FedRep's principal angle distance to the true representation by round.
-
-    With ``step`` = ``"theory"``, the learning rate is the largest one of Theorem 1, and
-    the result has its bound.
-    """
-    own = dict(settings)
-    chosen, at = own.pop("step", ""), int(own.pop("at", 50))
-    task = task_of(own)
-    heads = (task.representation.T @ task.models).T
-    if chosen:
-        eta = FedRepTheory(heads, int(own["num-clients"]), 0.0).step_size
-        own["learning-rate"] = eta
+    """Return FedRep's principal angle distance to the true representation by round."""
     found: list[float] = []
-    train(own, lambda _, b, __: found.append(distance_to(task, b)))
+    task = task_of(settings)
+    train(settings, lambda _, b, __: found.append(distance_to(task, b)))
     rounds = list(range(len(found)))
-    numbers: Numbers = {"distance": found[-1], "curve": {"distance": [rounds, found]}}
-    numbers["error"] = found[min(at, rounds[-1])]
-    if chosen:
-        theory = FedRepTheory(heads, int(own["num-clients"]), found[0])
-        bound = [theory.distance(t) for t in rounds]
-        above = np.array(found) > np.array(bound) * (1 + 1e-9)
-        last = np.array(found[-11:])
-        numbers |= {
-            "bound": bound[-1],
-            "contraction": float(np.mean(last[1:] / last[:-1])),
-            "expected-contraction": 1 - eta * theory.sigmas[0] ** 2,
-            "rounds-above-bound": int(above.sum()),
-        }
-        numbers["curve"]["bound"] = [rounds, bound]
-    return numbers
+    return {
+        "distance": found[-1],
+        "error": found[min(50, rounds[-1])],
+        "curve": {"distance": [rounds, found]},
+    }
 
 
 def distance_to(task: LinearTask, b: Matrix) -> float:
     """Return the principal angle distance to B*, rounded."""
     return round(principal_angle_distance(b, task.representation), 6)
-
-
-def newcomers(settings: Own, place: Path) -> Numbers:
-    """Return errors of new clients that fit a head on B, by their number of samples.
-
-    ``algorithm`` = ``"local"`` is least squares in all dimensions. The last
-    ``new-clients`` take no part in the training; tests use 200 further examples.
-    """
-    own = dict(settings)
-    new, column = int(own.pop("new")), int(own.pop("validated", 10))
-    samples = [int(m) for m in str(own.pop("fitted")).split()]
-    clients = int(own["num-clients"])
-    local = own["algorithm"] == "local"
-    task = task_of({n: v for n, v in own.items() if n != "samples"})
-    b, numbers = np.eye(task.dimension), Numbers()
-    if not local:
-        b = train(own, trained=clients - new)[WEIGHT].numpy().T.astype(np.float64)
-        numbers["distance"] = distance_to(task, b)
-    errors = []
-    for client in range(clients - new, clients):
-        test = task.test_examples(client)
-        x, y = test.inputs.double().numpy(), test.targets.double().numpy()[:, 0]
-        heads = [solve_head(b, *task.draw(client, samples=m)) for m in samples]
-        errors.append([float(np.mean((x @ b @ w - y) ** 2)) for w in heads])
-    means, medians = np.mean(errors, axis=0), np.median(errors, axis=0)
-    for m, mean, median in zip(samples, means, medians, strict=True):
-        numbers |= {f"m={m}": float(mean), f"m={m}-median": float(median)}
-    return numbers | {"error": numbers.get(f"m={column}")}
 
 
 def samples(settings: Own, place: Path) -> Numbers:
@@ -167,26 +100,16 @@ def samples(settings: Own, place: Path) -> Numbers:
 
 
 def flute(settings: Own, place: Path) -> Numbers:
-    """Return the mean error ‖B w_i − φ_i‖ by round, and that of the best approximation.
-
-    ``start`` = ``"flute"`` starts FedRep from FLUTE's random B⁰.
-    """
-    own = dict(settings)
-    start = None
-    if own.pop("start", ""):
-        like = FLUTELinear(
-            dimension=own["dimension"], rank=own["rank"], seed=own["seed"]
-        )
-        start = like.initialize(InlineGrid(ClientApp(), 0))
+    """Return the mean error ‖B w_i − φ_i‖ by round, and that of the best model."""
     found: list[tuple[int, float]] = []
 
     def note(server_round: int, b: Matrix, metrics: Numbers) -> None:
         if "error" in metrics:
             found.append((server_round, metrics["error"]))
 
-    rounds = int(own["num-server-rounds"])
-    train(own, note, start=start, evaluated=lambda r: r % 10 == 0 or r == rounds)
-    best = float(task_of(own).best_errors.mean())
+    rounds = int(settings["num-server-rounds"])
+    train(settings, note, lambda r: r % 10 == 0 or r == rounds)
+    best = float(task_of(settings).best_errors.mean())
     curve = [list(values) for values in zip(*found, strict=True)]
     return {"error": found[-1][1], "best": best, "curve": {"error": curve}}
 

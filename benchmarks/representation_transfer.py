@@ -11,8 +11,8 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from benchmarks.theory import benign_index, effective_ranks
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import Setting, resolve
 from flwr_frl.strategies import build_strategy
@@ -126,6 +126,19 @@ def with_sources(settings: Mapping[str, Any]) -> Errors:
     return errors
 
 
+def effective_ranks(
+    eigenvalues: npt.NDArray[np.float64], k: int
+) -> tuple[float, float]:
+    """Return r_k(Σ) and R_k(Σ) of a covariance matrix (theorem 6).
+
+    r_k = Σ_{i>k} λ_i / λ_{k+1} and R_k = (Σ_{i>k} λ_i)² / Σ_{i>k} λ_i², with the
+    eigenvalues λ_1 ≥ … ≥ λ_d and 0 ≤ k < d.
+    """
+    tail = np.sort(eigenvalues)[::-1][k:]
+    total = float(tail.sum())
+    return total / float(tail[0]), total**2 / float(tail @ tail)
+
+
 def claims(config: Any, results: Any) -> dict[str, Any]:
     """Return the dissertation's statements on the table, and whether they hold.
 
@@ -150,8 +163,8 @@ def claims(config: Any, results: Any) -> dict[str, Any]:
             one, other = means[method], means["error-phase-1"]
             text = f"{one:.3g} and {other:.3g}"
             found.append([f"{cell}: {method} is below phase 1", text, one < other])
-        k = benign_index(spectrum, n)
-        if k is not None:
+        large = (i for i in range(dimension) if effective_ranks(spectrum, i)[0] >= n)
+        if (k := next(large, None)) is not None:
             r, big_r = effective_ranks(spectrum, k)
             epsilon = 10 ** (-ratio / 10) * spectrum.sum()
             transfer = condition / n * (common["rank"] / n + epsilon / noise)

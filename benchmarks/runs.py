@@ -96,11 +96,6 @@ def essential(settings: Mapping[str, Setting]) -> Any:
     return rounded({n: v for n, v in given.items() if n not in INDIFFERENT})
 
 
-def alike(one: Mapping[str, Setting], other: Mapping[str, Setting]) -> bool:
-    """Return whether runs with these settings have the same results."""
-    return essential(one) == essential(other)
-
-
 def simulated(job: Job) -> Numbers:
     """Carry out a simulation; return its summary, curves and further measures."""
     settings = {**job.settings, "output": str(job.place)}
