@@ -13,18 +13,16 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import ArrayRecord, ConfigRecord
+from flwr.app import ConfigRecord
 
+from benchmarks.runs import Rounds
 from flwr_frl import simulate
 from flwr_frl.clients.algorithms import complete
-from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.common.settings import Setting, build, resolve
-from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.graphs import practical_step
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.task.base import Task
 from flwr_frl.task.compression import (
     CompressionSettings,
@@ -71,10 +69,7 @@ def prepared(settings: Mapping[str, Setting]) -> dict[str, Setting]:
         divided = f"{total // 2},{total * 3 // 4}"
         given["learning-rate-schedule"] = f"steps:{warm_up}:{divided}:5"
     if times := given.pop("consensus-times", 0):
-        strategy: Any = build_strategy(complete(resolve(given)))
-        nodes = int(given["num-clients"])
-        strategy.initialize(InlineGrid(make_app(complete(resolve(given))), nodes))
-        step = min(1.0, float(times) * strategy.step)
+        step = min(1.0, float(times) * Rounds(complete(resolve(given))).strategy.step)
         given["consensus-step"] = float(f"{step:.2g}")
     return given
 
@@ -107,9 +102,7 @@ def watch(settings: Mapping[str, Setting], place: Path) -> Numbers:
     nodes = int(run_settings["num-clients"])
     task = build_task(run_settings, nodes)
     held_out = build_task({**run_settings, "evaluate-on": "validation"}, nodes)
-    grid = InlineGrid(make_app(dict(run_settings)), nodes)
-    strategy: Any = build_strategy(run_settings)
-    arrays = strategy.initialize(grid)
+    run = Rounds(run_settings)
     local = int(given.get("local-steps", 1))
     total = int(given["num-server-rounds"])
     at = {round(total / looks * part): 0 for part in EARLY}
@@ -117,12 +110,12 @@ def watch(settings: Mapping[str, Setting], place: Path) -> Numbers:
     rows: list[dict[str, float]] = []
     bits, link, began = 0.0, 0.0, monotonic()
     for server_round in range(1, total + 1):
-        sent = one_round(strategy, grid, arrays, server_round)
+        sent = one_round(run)
         bits += sent["bits"] / nodes
         link += sent["bits"] / max(sent["sent"], 1) / LINK
         if server_round not in at:
             continue
-        look, states = at[server_round], node_states(grid)
+        look, states = at[server_round], node_states(run.grid)
         mean = mean_state(states)
         row = {
             "iteration": server_round * local,
@@ -140,7 +133,7 @@ def watch(settings: Mapping[str, Setting], place: Path) -> Numbers:
         if row.get("error", 1.0) <= target:
             break
     final = {what: last(rows, what) for what in ("error", "validation", "own")}
-    return {"gamma": strategy.step, "rows": rows, **final}
+    return {"gamma": run.strategy.step, "rows": rows, **final}
 
 
 def last(rows: Sequence[Mapping[str, float]], what: str) -> float | None:
@@ -151,21 +144,12 @@ def last(rows: Sequence[Mapping[str, float]], what: str) -> float | None:
     return float(np.mean([row[what] for row in final])) if what in final[0] else None
 
 
-def one_round(
-    strategy: Any, grid: InlineGrid, arrays: ArrayRecord, server_round: int
-) -> Numbers:
+def one_round(run: Rounds) -> Numbers:
     """Run a round and return its metrics; fail if a node did not take part."""
     seen: Numbers = {}
-    run_rounds(
-        strategy,
-        grid,
-        arrays,
-        range(server_round, server_round + 1),
-        evaluated=lambda _: False,
-        after_round=lambda _, __, metrics: seen.update(metrics),
-    )
-    if seen["clients"] < len(grid.contexts):
-        raise RuntimeError(f"round {server_round}: {strategy._run.round.rejections}")
+    run.run(after_round=lambda _, __, metrics: seen.update(metrics))
+    if seen["clients"] < len(run.grid.contexts):
+        raise RuntimeError(f"round {run.done}: {run.strategy._run.round.rejections}")
     return seen
 
 
@@ -266,9 +250,8 @@ def relayed(settings: Mapping[str, Setting], place: Path) -> Numbers:
     which every neighbour, and the server, can maintain.
     """
     settings = resolve({**settings, "num-clients": NODES})
-    grid = InlineGrid(make_app(settings), NODES)
-    strategy = build_strategy(settings)
-    arrays = strategy.initialize(grid)
+    run = Rounds(settings)
+    strategy, grid = run.strategy, run.grid
     task = build_task(settings, NODES)
     scratch = task.scratch_model
     flat = FlatParameters(scratch)
@@ -284,7 +267,9 @@ def relayed(settings: Mapping[str, Setting], place: Path) -> Numbers:
     estimates = [np.zeros_like(start) for _ in range(NODES)]
     rounds = int(settings["num-server-rounds"])
     for server_round in range(1, rounds + 1):
-        messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
+        messages = strategy.configure_train(
+            server_round, run.arrays, ConfigRecord(), grid
+        )
         replies = list(grid.send_and_receive(list(messages)))
         for reply in replies:
             data = reply.content.config_records["bytes"]["message"]

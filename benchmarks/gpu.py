@@ -20,11 +20,8 @@ import numpy as np
 import torch
 
 from benchmarks.common import markdown, write
-from flwr_frl.clients.client_app import make_app
+from benchmarks.runs import Rounds
 from flwr_frl.common.settings import Setting, resolve
-from flwr_frl.strategies import build_strategy
-from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, devices
 from flwr_frl.task.models import build_model
 from flwr_frl.task.tasks.image import RGB
@@ -66,8 +63,8 @@ def resnet20(num_clients: int) -> ExampleTask:
     return noise("resnet20", num_clients, sizes["examples"])
 
 
-class Run:
-    """A run that is advanced one round at a time.
+class Run(Rounds):
+    """A run whose rounds are timed.
 
     Parameters
     ----------
@@ -81,23 +78,12 @@ class Run:
 
     def __init__(self, device: str, cohort: str, clients: int, **more: Setting) -> None:
         own = {"device": device, "cohort": cohort, "num-clients": clients}
-        settings = resolve({**more, **own})
-        self.grid = InlineGrid(make_app(dict(settings)), clients)
-        self.strategy = build_strategy(settings)
-        self.arrays = self.strategy.initialize(self.grid)
-        self.done = 0
+        super().__init__(resolve({**more, **own}))
 
     def round(self) -> float:
         """Run a round and return the seconds until the device has finished."""
-        self.done += 1
         began = time.perf_counter()
-        self.arrays = run_rounds(
-            self.strategy,
-            self.grid,
-            self.arrays,
-            range(self.done, self.done + 1),
-            evaluated=lambda _: False,
-        )
+        self.run()
         for client, reason in self.strategy._run.round.rejections:
             raise RuntimeError(f"client {client}: {reason}")
         return time.perf_counter() - began

@@ -22,12 +22,11 @@ from benchmarks.attacks import (
     is_attacker,
 )
 from benchmarks.backdoor import BackdoorDigits
+from benchmarks.runs import Rounds
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.messages import EXAMPLES
 from flwr_frl.common.settings import Setting, resolve
-from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.loop import run_rounds
 
 POISONED = (FLIP, BACKDOOR, HIDDEN)
 
@@ -57,13 +56,14 @@ def run(given: Mapping[str, Setting], place: Path) -> dict[str, Any]:
     # The same clients with triggered test data
     triggered = InlineGrid(make_app({**settings, "test-triggered": True}), CLIENTS)
     triggered.contexts = grid.contexts
-    strategy = build_strategy(settings)
+    attacked = Rounds(settings, grid)
+    ask = attacked.strategy.configure_evaluate
     clean: list[float] = []
     fooled: list[float] = []
 
     def test(on: InlineGrid, server_round: int, arrays: ArrayRecord) -> float:
         config = ConfigRecord()
-        messages = list(strategy.configure_evaluate(server_round, arrays, config, on))
+        messages = list(ask(server_round, arrays, config, on))
         for message in messages if on is triggered else ():
             # Triggered examples have another fingerprint than those of the run.
             message.content.config_records["config"].pop(EXAMPLES, None)
@@ -81,14 +81,7 @@ def run(given: Mapping[str, Setting], place: Path) -> dict[str, Any]:
             if attack in ("", BACKDOOR, HIDDEN):
                 fooled.append(test(triggered, r, arrays))
 
-    run_rounds(
-        strategy,
-        grid,
-        strategy.initialize(grid),
-        range(1, rounds + 1),
-        evaluated=lambda r: False,
-        after_round=after_round,
-    )
+    attacked.run(rounds, after_round=after_round)
     return {"accuracy": fmean(clean), "success": fmean(fooled or [0.0])}
 
 

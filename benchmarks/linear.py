@@ -13,13 +13,10 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord
 
-from flwr_frl.clients.client_app import make_app
+from benchmarks.runs import Rounds
 from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.common.settings import Setting, build, resolve
-from flwr_frl.strategies import build_strategy
-from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SimulatedArrivals, speed_model
-from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.task.tasks.linear import LinearTask, Matrix, principal_angle_distance
 
 Own = Mapping[str, Setting]
@@ -38,19 +35,14 @@ def train(
     metrics. Clients evaluate in the rounds for which ``evaluated`` is true.
     """
     settings = resolve({"task": "linear", **settings})
-    grid = InlineGrid(make_app(settings), int(settings["num-clients"]))
-    strategy = build_strategy(settings)
-    arrays = strategy.initialize(grid)
-    after_round(0, arrays[WEIGHT].numpy().T, {})
+    rounds = Rounds(settings)
+    after_round(0, rounds.arrays[WEIGHT].numpy().T, {})
     # Steps that are too large overflow; their replies are rejected.
     with np.errstate(all="ignore"):
-        return run_rounds(
-            strategy,
-            grid,
-            arrays,
-            range(1, int(settings["num-server-rounds"]) + 1),
-            evaluated=evaluated,
-            after_round=lambda r, a, m: after_round(r, a[WEIGHT].numpy().T, m),
+        return rounds.run(
+            int(settings["num-server-rounds"]),
+            evaluated,
+            lambda r, a, m: after_round(r, a[WEIGHT].numpy().T, m),
         )
 
 
@@ -120,19 +112,16 @@ def flute(settings: Own, place: Path) -> Numbers:
 def clocked(settings: Own) -> Iterator[tuple[float, float]]:
     """Yield the clock and the principal angle distance to B* after each round."""
     settings = resolve({"task": "linear", **settings})
-    clients = int(settings["num-clients"])
-    inner = InlineGrid(make_app(settings), clients)
-    strategy = build_strategy(settings)
-    arrays = strategy.initialize(inner)
-    position = {node: i for i, node in enumerate(strategy._identify(inner))}
-    speeds = speed_model(settings, clients)
+    rounds = Rounds(settings)
+    nodes = rounds.strategy._identify(rounds.grid)
+    speeds = speed_model(settings, int(settings["num-clients"]))
     assert speeds is not None
-    clock = SimulatedArrivals(inner, speeds, 0.0, position.__getitem__)
+    clock = SimulatedArrivals(rounds.grid, speeds, 0.0, nodes.index)
+    rounds.grid = clock
     truth = task_of(settings).representation
-    for server_round in itertools.count(1):
-        now = range(server_round, server_round + 1)
-        arrays = run_rounds(strategy, clock, arrays, now, evaluated=lambda _: False)
-        yield clock.seconds, principal_angle_distance(arrays[WEIGHT].numpy().T, truth)
+    while True:
+        b = rounds.run()[WEIGHT].numpy().T
+        yield clock.seconds, principal_angle_distance(b, truth)
 
 
 def reached(found: Iterable[tuple[float, float]], target: float, rounds: int) -> float:

@@ -16,13 +16,10 @@ import torch
 from torch import nn
 
 from benchmarks.common import markdown, write
+from benchmarks.runs import Rounds
 from flwr_frl.clients import Client, DPSGDClient, Node, SQuARMSGDClient
-from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.gossip.together import Nodes
 from flwr_frl.common.settings import Setting, Settings, resolve
-from flwr_frl.strategies import build_strategy
-from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.training.local_training import TrainCall
 
@@ -107,23 +104,12 @@ def settings_for(case: Settings) -> Settings:
     return resolve(common | dict(case))
 
 
-def prepare(case: Settings) -> tuple[Callable[[int], None], int]:
-    """Warm up; return a function that runs rounds, and the number of clients."""
+def prepare(case: Settings) -> tuple[Rounds, int]:
+    """Warm up; return the run and its number of clients."""
     settings = settings_for(case)
-    clients = int(settings["num-clients"])
-    grid = InlineGrid(make_app(dict(settings)), clients)
-    strategy = build_strategy(settings)
-    arrays = strategy.initialize(grid)
-    done = 0
-
-    def rounds(count: int) -> None:
-        nonlocal arrays, done
-        numbers = range(done + 1, done + count + 1)
-        arrays = run_rounds(strategy, grid, arrays, numbers, evaluated=lambda _: False)
-        done += count
-
-    rounds(3)
-    return rounds, clients
+    rounds = Rounds(settings)
+    rounds.run(3)
+    return rounds, int(settings["num-clients"])
 
 
 def measure(case: Settings, rounds: int) -> tuple[float, float]:
@@ -143,11 +129,11 @@ def measure(case: Settings, rounds: int) -> tuple[float, float]:
         is_static = isinstance(method, staticmethod)
         setattr(kind, name, staticmethod(timed) if is_static else timed)
     try:
-        run, clients = prepare(case)
+        warm, clients = prepare(case)
         blocks = []
         for _ in range(BLOCKS):
             clock.seconds, began = 0.0, time.process_time()
-            run(rounds)
+            warm.run(rounds)
             total = time.process_time() - began
             blocks.append((total, clock.seconds))
     finally:

@@ -91,38 +91,31 @@ def versions(given: argparse.Namespace) -> dict[str, str]:
     return found
 
 
+def existing(path: str) -> str:
+    """Return an absolute path; fail if there is nothing."""
+    if not Path(path).exists():
+        raise argparse.ArgumentTypeError(f"{path} does not exist")
+    # Links are not resolved, because a virtual environment is found by its link.
+    return str(Path(path).absolute())
+
+
 def arguments() -> argparse.Namespace:
     """Return the parsed command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data-dir", required=True, help="CIFAR-10 as image folder")
-    parser.add_argument("--pfllib", help="a checkout of PFLlib; a copy is run")
-    parser.add_argument("--pfllib-python", help="Python for PFLlib")
-    parser.add_argument("--pfllib-commit", default="", help="shown on the page")
-    parser.add_argument("--blazefl-python", help="Python with BlazeFL")
-    parser.add_argument("--pfl-python", help="Python with pfl-research and torch")
-    parser.add_argument("--fluke-python", help="Python with fluke")
-    parser.add_argument("--fedjax-python", help="Python with fedjax, jax, Haiku, torch")
-    parser.add_argument("--rounds", type=int, default=4, help="the first warms up")
-    parser.add_argument("--passes", type=int, default=2)
-    parser.add_argument("--works", default="", help="filter of works; own page")
-    parser.add_argument("--only", default="", help="filter of names; no page")
-    given = parser.parse_args()
-    given.data_dir = str(Path(given.data_dir).resolve())
-    for name in (
-        "pfllib",
-        "pfllib_python",
-        "blazefl_python",
-        "pfl_python",
-        "fluke_python",
-        "fedjax_python",
-    ):
-        if place := getattr(given, name):
-            if not Path(place).exists():
-                parser.error(f"{place} does not exist")
-            # Links are not resolved, because a virtual environment is found by its
-            # link.
-            setattr(given, name, str(Path(place).absolute()))
-    return given
+    add = parser.add_argument
+    add("--data-dir", type=existing, required=True, help="CIFAR-10 as image folder")
+    add("--pfllib", type=existing, help="a checkout of PFLlib; a copy is run")
+    add("--pfllib-python", type=existing, help="Python for PFLlib")
+    add("--pfllib-commit", default="", help="shown on the page")
+    add("--blazefl-python", type=existing, help="Python with BlazeFL")
+    add("--pfl-python", type=existing, help="Python with pfl-research and torch")
+    add("--fluke-python", type=existing, help="Python with fluke")
+    add("--fedjax-python", type=existing, help="Python with fedjax, jax, Haiku, torch")
+    add("--rounds", type=int, default=4, help="the first warms up")
+    add("--passes", type=int, default=2)
+    add("--works", default="", help="filter of works; own page")
+    add("--only", default="", help="filter of names; no page")
+    return parser.parse_args()
 
 
 def main() -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.runs import Rounds
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import Setting, resolve
 from flwr_frl.strategies import build_strategy
@@ -92,10 +93,8 @@ def with_sources(settings: Mapping[str, Any]) -> Errors:
             "seed": seed,
         }
     )
-    teachers = build_strategy(own)
-    grid = InlineGrid(make_app(own), count + 1)
-    start = teachers.initialize(grid)
-    shared = run_rounds(teachers, grid, start, range(1, 2), evaluated=lambda _: False)
+    teachers = Rounds(own)
+    shared = teachers.run()
     learned = shared["representation.weight"].numpy().T
     truth = TransferTask(dimension=dimension, rank=rank, seed=seed).span
     errors: Errors = {
@@ -109,7 +108,7 @@ def with_sources(settings: Mapping[str, Any]) -> Errors:
             **({"descent-steps": steps} if steps else {}),
         }
         strategy = build_strategy(changed)
-        strategy._restore(teachers._snapshot()())
+        strategy._restore(teachers.strategy._snapshot()())
         late = LastClient(make_app(changed), count + 1)
         found: Errors = {}
         run_rounds(

@@ -16,15 +16,20 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from flwr.app import ArrayRecord
 from rich.console import Console
 from rich.progress import track
 
 from benchmarks.common import provenance, rounded
 from flwr_frl import simulate
-from flwr_frl.common.settings import Setting, SettingsError, defaults
+from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.settings import Setting, Settings, SettingsError, defaults
 from flwr_frl.common.text import short_name
 from flwr_frl.results.processes import signals_as_ctrl_c
 from flwr_frl.results.results import METRICS, read_json, read_rows, write_json
+from flwr_frl.strategies import build_strategy
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.strategies.server.loop import run_rounds
 
 RESULT = "result.json"
 # Settings that do not affect results
@@ -94,6 +99,38 @@ def essential(settings: Mapping[str, Setting]) -> Any:
     given = {**DEFAULTS, **settings}
     # Pages have rounded numbers.
     return rounded({n: v for n, v in given.items() if n not in INDIFFERENT})
+
+
+class Rounds:
+    """An algorithm that advances some rounds at a time, in this process.
+
+    Parameters
+    ----------
+    settings : mapping
+        All settings of the run.
+    grid : InlineGrid, optional
+        The grid, by default one with all clients.
+    """
+
+    def __init__(self, settings: Settings, grid: InlineGrid | None = None) -> None:
+        clients = int(settings["num-clients"])
+        self.grid: Any = grid or InlineGrid(make_app(dict(settings)), clients)
+        self.strategy: Any = build_strategy(settings)
+        self.arrays = self.strategy.initialize(self.grid)
+        self.done = 0
+
+    def run(
+        self,
+        count: int = 1,
+        evaluated: Callable[[int], bool] = lambda server_round: False,
+        after_round: Callable[[int, ArrayRecord, Numbers], object] | None = None,
+    ) -> ArrayRecord:
+        """Run some rounds, by default without evaluations; return the arrays."""
+        numbers = range(self.done + 1, self.done + count + 1)
+        self.done += count
+        more: Any = {"evaluated": evaluated, "after_round": after_round}
+        self.arrays = run_rounds(self.strategy, self.grid, self.arrays, numbers, **more)
+        return self.arrays
 
 
 def simulated(job: Job) -> Numbers:
