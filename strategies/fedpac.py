@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import numpy.typing as npt
+from scipy.optimize import nnls
 
 from flwr_frl.common.messages import PROTOTYPES
 from flwr_frl.strategies.fedproto import LARGEST_ENTRY, FedProto, check_range
@@ -14,8 +15,6 @@ from flwr_frl.strategies.server.round import Reply, Round
 Matrix = npt.NDArray[np.float64]
 # Arrays that clients send besides the model and the prototypes.
 CLASS_FEATURES, VARIANCE = "statistics.features", "statistics.variance"
-# Relative decrease below which a better combination is attributed to rounding.
-TOLERANCE = 1e-12
 
 
 class FedPAC(TrainedHeads, FedProto, client="flwr_frl.clients.fedpac:FedPACClient"):
@@ -90,67 +89,22 @@ def combination_weights(features: Matrix, variances: Matrix) -> Matrix:
     -------
     ndarray, shape (n, n)
         Row i has the weights α_i.
+
+    Notes
+    -----
+    Over the simplex, the estimated loss of client i is ‖A α‖², where column j of A has
+    h_j − h_i, and √V_j as a further entry of its own. Its minimum is proportional to
+    the β ≥ 0 with the least ‖A β‖² + (Σ_j β_j − 1)², since the conditions for both are
+    the same up to a factor.
     """
-    flat = features.reshape(len(features), -1)
-    # ⟨h_i − h_j, h_i − h_k⟩ follows from the inner products. Centring reduces rounding
-    # errors and does not change it.
-    flat = flat - flat.mean(0)
-    products = flat @ flat.T
+    # The triangular factor has the same distances in fewer dimensions.
+    points = np.linalg.qr(features.reshape(len(features), -1).T, mode="r")
     rows = []
-    for i, row in enumerate(products):
-        spread = products + row[i] - row - row[:, None]
-        rows.append(simplex_minimum(np.diag(variances) + spread, i))
+    for i in range(len(features)):
+        a = np.vstack([np.diag(np.sqrt(variances)), points - points[:, [i]]])
+        a /= np.linalg.norm(a, axis=0).max() or 1.0
+        # The own head comes first, because among equal ones the first is chosen.
+        system = np.roll(np.vstack([np.ones(a.shape[1]), a]), -i, axis=1)
+        beta = np.roll(nnls(system, np.eye(len(system))[0])[0], i)
+        rows.append(beta / beta.sum())
     return np.stack(rows)
-
-
-def simplex_minimum(matrix: Matrix, start: int) -> Matrix:
-    """Return the α ≥ 0 with Σ α = 1 that minimises αᵀ P α.
-
-    Wolfe's active-set method (Mathematical Programming, 1976), which is exact after
-    finitely many steps. In each step the weight that lowers the value most joins the
-    positive ones. Then α moves towards the minimum over the positive weights alone,
-    until it is reached or one of them becomes 0 and leaves.
-
-    Parameters
-    ----------
-    matrix : ndarray, shape (n, n)
-        P, positive semi-definite.
-    start : int
-        Index of the weight that is 1 at first, and stays 1 if no other α is better.
-    """
-    n = len(matrix)
-    alpha = np.eye(n)[start]
-    for _ in range(10 * n):
-        slope = matrix @ alpha
-        best = int(slope.argmin())
-        if slope[best] >= (1 - TOLERANCE) * (alpha @ slope):
-            break
-        active = alpha > 0
-        active[best] = True
-        while True:
-            places = np.flatnonzero(active)
-            target = np.zeros(n)
-            target[places] = affine_minimum(matrix[np.ix_(places, places)])
-            falling = active & (target <= 0)
-            if not falling.any():
-                break
-            falls = alpha[falling] - target[falling]
-            share = (alpha[falling] / np.where(falls > 0, falls, 1)).min()
-            alpha = np.maximum(alpha + share * (target - alpha), 0)
-            gone = places[alpha[places].argmin()]
-            alpha[gone], active[gone] = 0, False
-        alpha = target
-    return np.asarray(alpha / alpha.sum())
-
-
-def affine_minimum(matrix: Matrix) -> Matrix:
-    """Return the α with Σ α = 1, of any sign, that minimises αᵀ P α."""
-    # Scale P to a unit diagonal, as clients' entries may differ by orders of magnitude.
-    units = 1 / np.sqrt(np.maximum(matrix.diagonal(), np.finfo(float).tiny))
-    ones = (units / units.max())[:, None]
-    scaled = units[:, None] * matrix * units
-    system = np.block([[scaled, ones], [ones.T, np.zeros((1, 1))]])
-    right = np.append(np.zeros(len(matrix)), 1.0)
-    # P is singular if clients have equal features without variance.
-    solution = units * np.linalg.lstsq(system, right, rcond=None)[0][:-1]
-    return np.asarray(solution / solution.sum())
