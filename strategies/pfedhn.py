@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from logging import WARNING
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.inbox import GridDecorator
 from flwr_frl.strategies.server.replies import Arrays, as_float16, is_finite, to_record
-from flwr_frl.strategies.server.round import Participation, Reply, Round
+from flwr_frl.strategies.server.round import Reply, Round
 
 Floats = npt.NDArray[np.floating[Any]]
 Network = dict[str, Floats]
@@ -46,10 +46,6 @@ class PFedHN(
     current φ: the server serves a round's clients one after another, in random order.
     A round then takes the sum of their times, and each may take ``round-timeout``.
 
-    With ``hypernetwork_steps="mean"`` a round's clients train at once. φ makes one step
-    along their mean, and each v_i its own; with m clients a round, that is m times
-    fewer steps. The same holds under SRPFL, where clients train at once.
-
     h is a multilayer perceptron with ReLU and, for each parameter of the model, a
     linear output, with PyTorch's initial distributions. Each client's gradient is
     clipped to a norm of 50, as in the authors' code. There weight decay and momentum
@@ -76,9 +72,6 @@ class PFedHN(
         Their momentum (the authors' code).
     hypernetwork_weight_decay : float, default 0.001
         Their weight decay (the authors' code).
-    hypernetwork_steps : {"client", "mean"}, default "client"
-        One step of φ for each client of a round, which then train one after another, or
-        one a round along their ``mean``.
     **base
         Arguments of `Strategy`.
     """
@@ -89,7 +82,6 @@ class PFedHN(
     hypernetwork_learning_rate: float = setting(0.01, gt=0)
     hypernetwork_momentum: float = setting(0.9, ge=0, lt=1)
     hypernetwork_weight_decay: float = setting(0.001, ge=0)
-    hypernetwork_steps: Literal["client", "mean"] = setting("client")
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
@@ -99,17 +91,10 @@ class PFedHN(
         # Under this key `flwr_frl.predict` finds each client's model.
         self.models: dict[str, Arrays] = self.state.setdefault("heads", {})
         self._like: Arrays = {}
-        # True if the grid serves one client after another.
-        self._serves = False
 
     def _adapt_grid(self, grid: Grid) -> Grid:
-        """Return a grid that serves one client after another, if there is a step each.
-
-        Other participations close rounds by the order in which replies arrive.
-        """
-        each = self.hypernetwork_steps == "client"
-        self._serves = each and type(self._run.participation) is Participation
-        return OneByOne(grid, self) if self._serves else grid
+        """Return a grid that serves one client after another."""
+        return OneByOne(grid, self)
 
     def _open_round(self, round: Round, kind: str) -> list[Message]:
         """Initialise h before the first round."""
@@ -148,38 +133,30 @@ class PFedHN(
             for (name, like), part in zip(self._like.items(), parts, strict=True)
         }
 
-    def aggregate(self, round: Round) -> Arrays | None:
-        """Make a step unless all are made, and return the shared arrays unchanged."""
-        if not self._serves and not self._make_step(round.replies):
-            return None
+    def aggregate(self, round: Round) -> Arrays:
+        """Generate the models of trained clients; the shared arrays do not change."""
         for name, embedding in self.embeddings.items():
             self.models[name] = self._model(embedding)
         return round.arrays
 
-    def _make_step(self, replies: list[Reply]) -> bool:
-        """Make a step of φ along the mean of replies, and of each v_i; False if not."""
-        values, momentum = self.network["values"], self.network["momentum"]
-        total = {name: np.zeros_like(value) for name, value in values.items()}
-        moved: dict[str, Network] = {}
-        for reply in replies:
-            own = self._embedding(reply.client)
-            flat = np.concatenate([change.ravel() for change in reply.read().values()])
-            direction = -flat.astype(np.float32)
-            gradients = clipped(pulled_back(values, own["values"], direction))
-            moved[reply.client] = self._stepped(
-                **own, gradient=gradients.pop(EMBEDDING)
-            )
-            for layer, gradient in gradients.items():
-                total[layer] += gradient / np.float32(len(replies))
-        layers = {n: self._stepped(values[n], momentum[n], total[n]) for n in total}
+    def _make_step(self, reply: Reply) -> None:
+        """Make a step of φ and of v_i, unless the result is not finite."""
+        values, own = self.network["values"], self._embedding(reply.client)
+        flat = np.concatenate([change.ravel() for change in reply.read().values()])
+        direction = -flat.astype(np.float32)
+        gradients = clipped(pulled_back(values, own["values"], direction))
+        moved = self._stepped(**own, gradient=gradients.pop(EMBEDDING))
+        layers = {
+            n: self._stepped(value, self.network["momentum"][n], gradients[n])
+            for n, value in values.items()
+        }
         network = {kind: {n: layers[n][kind] for n in layers} for kind in self.network}
-        if not all(map(is_finite, (*network.values(), *moved.values()))):
+        if all(map(is_finite, (*network.values(), moved))):
+            self.network.update(network)
+            self.embeddings[reply.client] = moved
+        else:
             text = "round %d: the hypernetwork is not finite; the former one stays"
             log(WARNING, text, self._run.round.number)
-            return False
-        self.network.update(network)
-        self.embeddings.update(moved)
-        return True
 
     def _stepped(self, values: Floats, momentum: Floats, gradient: Floats) -> Network:
         """Return new values and their momentum after a step of torch's SGD."""
@@ -225,9 +202,9 @@ class OneByOne(GridDecorator):
             messages[i].content[ARRAYS] = model
             came = list(self.grid.send_and_receive([messages[i]], timeout=timeout))
             replies += came
-            if valid := [r for r in came if round.is_valid(r)]:
-                with np.errstate(over="ignore", invalid="ignore"):
-                    strategy._make_step(list(map(round.accept, valid)))
+            with np.errstate(over="ignore", invalid="ignore"):
+                for reply in filter(round.is_valid, came):
+                    strategy._make_step(round.accept(reply))
         return replies
 
 

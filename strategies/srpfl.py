@@ -292,12 +292,12 @@ class SRPFL(Wrapping):
 
     @classmethod
     def allowed_base(cls, strategy: type[Algorithm]) -> str:
-        """Return "" if a strategy samples clients."""
+        """Return "" if a strategy samples clients that train at once."""
         samples = all(
             getattr(strategy, name, None) is getattr(Strategy, name)
-            for name in ("configure_train", "sample")
+            for name in ("configure_train", "sample", "_adapt_grid")
         )
-        return "" if samples else "an algorithm that samples clients"
+        return "" if samples else "an algorithm whose sampled clients train at once"
 
     @classmethod
     def _build(cls, settings: Settings) -> Strategy:

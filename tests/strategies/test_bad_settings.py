@@ -110,7 +110,6 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "hypernetwork-learning-rate": (0.0,),
         "hypernetwork-momentum": (1.0,),
         "hypernetwork-weight-decay": (-1.0,),
-        "hypernetwork-steps": ("all",),
         "aggregation": ("median",),
         "new-clients": (1,),
         "model": ("resnet18",),
