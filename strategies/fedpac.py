@@ -98,7 +98,7 @@ def combination_weights(features: Matrix, variances: Matrix) -> Matrix:
     the same up to a factor.
     """
     # The triangular factor has the same distances in fewer dimensions.
-    points = np.linalg.qr(features.reshape(len(features), -1).T, mode="r")
+    points = np.linalg.qr(features.reshape(len(features), -1).T).R
     rows = []
     for i in range(len(features)):
         a = np.vstack([np.diag(np.sqrt(variances)), points - points[:, [i]]])

@@ -1,22 +1,17 @@
 """SRPFL (Tziotis et al., TMLR 2023): start with the fastest clients, then double.
 
 Each round ends with the first n replies, and n doubles from stage to stage. A client
-whose reply comes later keeps its previous personal part. FLANP's stopping rule
-(Reisizadeh et al., 2022; SRPFL, remark 3.3) is an option: a stage ends once the mean
-gradient is small.
+whose reply comes later keeps its previous personal part.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from logging import INFO
+from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
-import numpy as np
-from flwr.app import ArrayRecord, Message
-from flwr.common import log
+from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flwr_frl.common.arrays import values_of
 from flwr_frl.common.settings import Setting, Settings, declared, require, setting
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
 from flwr_frl.strategies.base import Strategy
@@ -26,12 +21,9 @@ from flwr_frl.strategies.server.round import Round
 from flwr_frl.strategies.server.traits import Algorithm
 from flwr_frl.strategies.wrapping import ClosesEarly, Wrapping
 
-STAGES = "numbers with commas between, theory, gradient or auto"
-# Keys in the strategy's state.
-# Number of rounds that ``auto`` divides into stages.
+STAGES = "numbers with commas between, theory or auto"
+# Key in the strategy's state: number of rounds that ``auto`` divides into stages.
 STAGED = "staged-rounds"
-# Stage, from 0, of ``gradient``, and the squared change of the first round.
-STAGE, FIRST_CHANGE = "srpfl-stage", "first-change"
 
 
 def number_of_stages(initial_nodes: int, sampled: int) -> int:
@@ -51,18 +43,16 @@ def automatic_stages(initial_nodes: int, sampled: int, rounds: int) -> list[int]
     return [each + (stage < left) for stage in range(stages)]
 
 
-def listed_stages(lengths: int | str | Sequence[int]) -> list[int]:
-    """Return the lengths of stages from a number, a list, or text with commas.
+def listed_stages(lengths: int | str) -> list[int]:
+    """Return the lengths of stages from a number, or numbers with commas between them.
 
-    Raises `SettingsError` if there are none, or one is not an integer of at least 1.
+    Raises `SettingsError` if one is not an integer of at least 1.
     """
-    parts = lengths.split(",") if isinstance(lengths, str) else lengths
-    parts = parts if isinstance(parts, Sequence) else [parts]
-    texts = [text for part in parts if (text := str(part).strip())]
+    texts = [text.strip() for text in str(lengths).split(",")]
     listed = [int(text) for text in texts if text.isdecimal()]
-    allowed = "a number of rounds, several with commas between them or in a list, each "
-    allowed += "at least 1, 'theory', 'gradient' or 'auto'"
-    valid = len(listed) == len(texts) and min(listed, default=0) >= 1
+    allowed = "a number of rounds, at least 1, several with commas between them, "
+    allowed += "'theory' or 'auto'"
+    valid = len(listed) == len(texts) and min(listed) >= 1
     require(valid, "rounds-per-stage", lengths, allowed)
     return listed
 
@@ -103,27 +93,16 @@ class FirstReplies(ClosesEarly):
         stages.
     initial_nodes : int
         The number of replies n0 in the first stage.
-    lengths : sequence of int, optional
+    lengths : list of int, optional
         Length of each stage in rounds; the last one also holds for all later stages.
         By default `automatic_stages`.
-    threshold : float, default 0
-        θ > 0 ends stages by FLANP's rule, and not by their lengths: stage r, with
-        n = 2^r n0 clients, ends when ‖Δ‖² ≤ θ n0 / n ‖Δ_1‖². Δ is the change of the
-        shared arrays in a round, and Δ_1 that of the first round. With one gradient
-        step, Δ = −η ∇L_n, so this is FLANP's ‖∇L_n‖² ≤ 2 μ c / (n s) for s examples a
-        client, with θ = 2 μ c / (n0 s ‖∇L_1‖²).
     """
 
     def __init__(
-        self,
-        strategy: Strategy,
-        initial_nodes: int,
-        lengths: Sequence[int] | None = None,
-        threshold: float = 0.0,
+        self, strategy: Strategy, initial_nodes: int, lengths: list[int] | None = None
     ) -> None:
         super().__init__(strategy)
         self.initial_nodes, self.lengths = initial_nodes, lengths
-        self.threshold = threshold
 
     def check_clients(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
         """Raise `SettingsError` unless there are enough clients for the first stage."""
@@ -154,22 +133,15 @@ class FirstReplies(ClosesEarly):
 
     def _stage(self, server_round: int, sampled: int) -> int:
         """Return a round's stage, from 0."""
-        if self.threshold:
-            stage: int = self.strategy.state.get(STAGE, 0)
-            return stage
         lengths, count = self.lengths, number_of_stages(self.initial_nodes, sampled)
-        if lengths is None and count:
+        if lengths is None:
             rounds = int(self.strategy.state.get(STAGED, 0))
             allowed = "given for rounds-per-stage='auto'"
-            require(rounds > 0, "num_rounds", rounds, allowed)
+            require(rounds > 0 or not count, "num_rounds", rounds, allowed)
             lengths = automatic_stages(self.initial_nodes, sampled, rounds)
-        stage, end = 0, 0
-        while lengths and stage < count:
-            end += lengths[min(stage, len(lengths) - 1)]
-            if server_round <= end:
-                break
-            stage += 1
-        return stage
+        # The last length also holds for all later stages.
+        ends = accumulate([*lengths, *lengths[-1:] * count][:count])
+        return sum(server_round > end for end in ends)
 
     def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
         """Return the nodes that train in a round."""
@@ -182,26 +154,6 @@ class FirstReplies(ClosesEarly):
         wanted = self.wanted(round.number, self.clients)
         missing = wanted if wanted < len(messages) else math.inf
         self.close_by(Closing(missing, round.is_valid), grid)
-
-    def close(
-        self, round: Round, arrays: ArrayRecord | None
-    ) -> dict[str, float | list[int]]:
-        """End the stage if the change is small."""
-        is_last = self.wanted(round.number, self.clients) == self.clients
-        if arrays is None or not self.threshold or is_last:
-            return {}
-        state, change = self.strategy.state, 0.0
-        for name, array in arrays.items():
-            new, old = values_of(array), round.arrays.get(name)
-            if old is not None and new.dtype.kind == "f":
-                moved = np.subtract(new, old, dtype=np.float64)
-                change += float(np.sum(moved**2))
-        first: float = state.setdefault(FIRST_CHANGE, change)
-        stage = self._stage(round.number, self.clients)
-        if change <= self.threshold / 2**stage * first:
-            log(INFO, "SRPFL: stage %d ends with round %d", stage, round.number)
-            state[STAGE] = stage + 1
-        return {}
 
 
 class SRPFL(Wrapping):
@@ -218,21 +170,16 @@ class SRPFL(Wrapping):
         ``aggregation`` other than the mean needs at least 2f + 1 replies,
         ``multi-krum`` 2f + 3, where f is ``byzantine-fraction`` times the number of
         sampled clients, rounded up.
-    rounds_per_stage : int, sequence of int or str, default "auto"
-        Length of the stages in rounds: one number for all, or a list of numbers, of
-        which the last also holds for all later stages. ``auto``: stages of equal
-        lengths in the first half of the rounds, and all sampled clients in the second.
-        ``theory`` (with a speed model): lengths by `theory_stages`. ``gradient``:
-        FLANP's stopping rule, by ``stage-threshold``.
+    rounds_per_stage : int or str, default "auto"
+        Length of the stages in rounds: one number for all, or several with commas
+        between them, of which the last also holds for all later stages. ``auto``:
+        stages of equal lengths in the first half of the rounds, and all sampled clients
+        in the second. ``theory`` (with a speed model): lengths by `theory_stages`.
     srpfl_base : str, default "fedrep"
         Name or import path of the wrapped strategy, if settings choose it.
     contraction : float, default 0.1
         a in (0, 1), the contraction of linear FedRep in one round, for ``theory``;
         smaller values give longer stages.
-    stage_threshold : float, default 0.1
-        θ in (0, 1), for ``gradient``: a stage of n clients ends once the squared norm
-        of a round's change of the shared arrays is at most θ n0 / n times that of the
-        first round (`FirstReplies`).
     num_rounds : int, optional
         Number of rounds, for ``auto``; settings and ``start`` set it as well.
     speeds : SpeedModel, optional
@@ -240,12 +187,9 @@ class SRPFL(Wrapping):
     """
 
     initial_nodes: int = setting(2, ge=1)
-    rounds_per_stage: int | str | Sequence[int] = setting(
-        "auto", form=STAGES, safe=True
-    )
+    rounds_per_stage: int | str = setting("auto", form=STAGES, safe=True)
     srpfl_base: str = setting("fedrep", form="an algorithm", code=True)
     contraction: float = setting(0.1, gt=0, lt=1)
-    stage_threshold: float = setting(0.1, gt=0, lt=1)
 
     base_setting = "srpfl-base"
 
@@ -264,7 +208,7 @@ class SRPFL(Wrapping):
         allowed = "0 with SRPFL: who is among the first depends on the data"
         require(noise == 0, "server-dp-noise", noise, allowed)
         stages, n0 = settings.rounds_per_stage, settings.initial_nodes
-        lengths: Sequence[int] | None = None
+        lengths: list[int] | None = None
         if stages == "theory":
             allowed = "another value without a speed-model"
             require(bool(speeds), "rounds-per-stage", stages, allowed)
@@ -272,10 +216,9 @@ class SRPFL(Wrapping):
             sampled = len(strategy.sample(1, list(range(speeds.clients))))
             arrivals = speeds.expected_arrivals(sampled)
             lengths = theory_stages(n0, arrivals, settings.contraction)
-        elif stages not in ("auto", "gradient"):
+        elif stages != "auto":
             lengths = listed_stages(stages)
-        threshold = settings.stage_threshold if stages == "gradient" else 0.0
-        participation = FirstReplies(strategy, n0, lengths, threshold)
+        participation = FirstReplies(strategy, n0, lengths)
         strategy._run.participation = participation
         if num_rounds:
             participation.set_rounds(num_rounds)
@@ -325,7 +268,8 @@ class LGSRPFL(SRPFL):
 class FLANP(SRPFL):
     """SRPFL over FedAvg: the same doubling (Reisizadeh et al., 2022).
 
-    ``rounds-per-stage='gradient'`` is FLANP's own rule.
+    As in SRPFL's comparison, stages end by their lengths; in FLANP's paper they end
+    once the gradient is small.
     """
 
     base = "fedavg"
