@@ -1,13 +1,12 @@
 """``flwr run . local``: the guide to algorithms, and the results of a simulation."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from command_line import run
 from deploy_commands import command
-from federation import BIN, local_flower, project, read_lines
+from federation import BIN, project, read_lines
 from guides import follow
 
 # The speed model determines the arrival order; versions 2, 4 and 5 are evaluated.
@@ -17,26 +16,6 @@ SETTINGS = (
     "buffer-size=2"
 )
 NODES = "num-supernodes=4 client-resources-num-cpus=1 init-args-num-cpus=1"
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the local SuperLink, to which outputs of runs are relative."""
-    return tmp_path_factory.mktemp("cautious")
-
-
-@pytest.fixture(scope="module")
-def local(home: Path) -> Iterator[dict[str, str]]:
-    """The environment of Flower's programs with one local SuperLink."""
-    with local_flower(home / ".flwr") as environment:
-        # Flower allows 15 seconds for its start, which is not enough in a new
-        # environment or on a busy machine.
-        words = (BIN / "flwr", "list", "local")
-        where = {"env": environment, "cwd": home}
-        for _ in range(5):
-            if command(*words, seconds=240, **where).returncode == 0:
-                break
-        yield environment
 
 
 @pytest.mark.e2e

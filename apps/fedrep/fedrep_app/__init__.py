@@ -1,0 +1,1 @@
+"""FedRep as a Flower app."""

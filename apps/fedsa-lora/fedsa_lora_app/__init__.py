@@ -1,0 +1,1 @@
+"""FedSA-LoRA as a Flower app."""

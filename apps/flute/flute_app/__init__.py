@@ -1,0 +1,1 @@
+"""FLUTE as a Flower app."""

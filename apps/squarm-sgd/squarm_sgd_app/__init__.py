@@ -1,0 +1,1 @@
+"""SQuARM-SGD as a Flower app."""

@@ -1,0 +1,1 @@
+"""SRPFL as a Flower app."""
