@@ -1,16 +1,10 @@
 """Fit the personal parameters of a device that arrives after the training.
 
-``python -m flwr_frl.predict.personalize --checkpoint results/fedrep --data-dir
-/srv/images --client-name pi-9 --state-dir /var/lib/flwr-frl/state`` fits a head, or the
-algorithm's other personal parameters, for ``newcomer-epochs`` of the run's settings.
-The checkpoint stays unchanged. ``flwr_frl.predict`` with the same options then
-uses the result, and so does a later run in which the device takes part.
+`flwr_frl.predict` then uses them, and so does a later run in which the device takes
+part. The checkpoint stays unchanged.
 """
 
 import os
-import shlex
-import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +15,9 @@ from flwr_frl.clients.base import deployed_groups
 from flwr_frl.clients.device.card import about_state
 from flwr_frl.clients.device.groups import personal_arrays
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.common.command_line import exit_code
 from flwr_frl.common.files import refuse_links
 from flwr_frl.common.settings import Setting, require
-from flwr_frl.predict.__main__ import named_in, parser_of
+from flwr_frl.predict.file_settings import need
 from flwr_frl.predict.predictor import FilePath
 from flwr_frl.predict.runs import SIMULATED, TrainedRun
 from flwr_frl.strategies.algorithms import settings_owners
@@ -101,14 +94,14 @@ def personalize(
     known = {*run.values.acknowledged, *run.values.labels.values()}
     new = client_name not in known and not SIMULATED.fullmatch(client_name)
     allowed = "that of a device that arrives after the training"
-    require(new, "client-name", client_name, allowed)
+    require(new and client_name != "", "client-name", client_name, allowed)
     # The traits of the class suffice; an instance would allocate its state.
     leaves = all(o._traits.takes_newcomers for o in settings_owners(run.settings))
     algorithm = run.settings["algorithm"]
     allowed = "one that leaves a model for devices that come after the training"
     require(leaves, "algorithm", algorithm, allowed)
     # Personal parts that are not fitted keep their initial values.
-    run.files.need(["weights"])
+    need(run.withheld, ["weights"])
     # The device is set before the task is built, which allocates memory on it.
     use(str(run.settings["device"]))
     torch.set_num_threads(int(run.settings["torch-threads"]))
@@ -140,28 +133,3 @@ def personalize(
     loss, num_test_examples, metrics = client._test(client.deployed_model())
     count = len(task.train_examples(index))
     return Fitted(path, count, num_test_examples, loss, metrics)
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; return 0, or 2 after printing a one-line error."""
-    return exit_code(lambda: _main(sys.argv[1:] if arguments is None else arguments))
-
-
-def _main(arguments: Sequence[str]) -> int:
-    parser = parser_of("flwr_frl.predict.personalize", __doc__)
-    options = parser.parse_args(arguments)
-    name = options.client_name or Path(options.data_dir).resolve().name
-    where = {"checkpoint": options.checkpoint, "data_dir": options.data_dir}
-    where |= {"client_name": name, "state_dir": options.state_dir}
-    fitted = personalize(**{**named_in(options), **where})
-    results = {"loss": fitted.loss, **fitted.metrics}
-    text = ", ".join(f"{key} {value:.4g}" for key, value in results.items())
-    text += f" on {fitted.num_test_examples} test examples"
-    print(f"fitted on {fitted.num_examples} examples, {text}; kept in {fitted.path}")
-    command = shlex.join(["--client-name", name, *arguments])
-    print(f"python -m flwr_frl.predict FILES {command}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

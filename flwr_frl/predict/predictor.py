@@ -1,8 +1,7 @@
 """Predict with a trained model, export it to a file, and load it again."""
 
-import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,26 +11,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flwr_frl.clients.device.card import CARD, card_of, read_card, read_json
+from flwr_frl.clients.device.card import CARD, card_of, read_card
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.settings import (
-    Setting,
-    Settings,
     SettingsError,
-    is_path,
     printable,
     reading,
     reason_of,
     require,
 )
-from flwr_frl.predict.file_settings import FileSettings
 from flwr_frl.task.base import Task
 from flwr_frl.task.data.images import IMAGE_SUFFIXES
 from flwr_frl.task.data.tables import DataFrame
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.models.frozen import frozen_tensors, new_model
+from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.models.weights import FORMAT, pack_model, read_safetensors
-from flwr_frl.task.tasks import build_task, model_settings
 from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.tasks.table import TableTask
 
@@ -39,8 +33,6 @@ from flwr_frl.task.tasks.table import TableTask
 MAX_MISSING_VALUES = 2**26
 # Number of images in memory at a time.
 BATCH_SIZE = 64
-# Metadata key of an exported model: the settings of its task, if it has no card.
-TASK = "task"
 
 FilePath = str | os.PathLike[str]
 Inputs = FilePath | Sequence[Any] | NDArray[Any] | Tensor | DataFrame
@@ -71,16 +63,11 @@ class Predictor:
         The model, with the parts ``representation`` and ``head``.
     task : Task
         Reads its inputs.
-    settings : mapping, default {}
-        Settings of the task; not needed for a built-in image model.
     """
 
-    def __init__(
-        self, model: SplitModel, task: Task, settings: Settings | None = None
-    ) -> None:
+    def __init__(self, model: SplitModel, task: Task) -> None:
         self.model = model.eval()
         self.task = task
-        self._settings = settings or {}
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -109,29 +96,22 @@ class Predictor:
         SettingsError
             If an input is missing or unsuitable, or an output is not finite.
         """
-        listed: Any = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
-        is_frame = isinstance(inputs, DataFrame)
-        several: list[tuple[str, str | Tensor]]
-        if isinstance(inputs, DataFrame) and isinstance(self.task, TableTask):
-            several = list(self.task.rows(inputs))
-        elif is_frame or not all(isinstance(x, str | os.PathLike) for x in listed):
-            several = [(f"input {i}", row) for i, row in enumerate(self._rows(inputs))]
-        else:
-            texts = [os.fspath(each) for each in listed]
-            if isinstance(self.task, ImageTask):
-                texts = list(map(str, files_in(texts)))
-            several = [pair for text in texts for pair in self._inputs_of(text)]
+        several = list(self._inputs_of(inputs))
         require(len(several) > 0, "inputs", inputs, "one or more")
         parts = [prediction for _, prediction in self._batches(several)]
         classes = [name for part in parts for name in part.classes]
         return Prediction(classes, np.concatenate([part.outputs for part in parts]))
 
-    def _inputs_of(self, text: str) -> Iterator[tuple[str, str | Tensor]]:
-        """Yield the inputs that a text names, each with its place."""
-        if isinstance(self.task, TableTask) and os.path.isfile(text):
-            yield from self._lines(Path(text))
-        else:
-            yield repr(text), text
+    def _inputs_of(self, inputs: Any) -> Iterable[tuple[str, str | Tensor]]:
+        """Return the inputs, each with its place."""
+        if isinstance(inputs, DataFrame) and isinstance(self.task, TableTask):
+            return self.task.rows(inputs)
+        listed = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
+        if not all(isinstance(each, str | os.PathLike) for each in listed):
+            return [(f"input {i}", row) for i, row in enumerate(self._rows(inputs))]
+        if isinstance(self.task, ImageTask | TableTask):
+            return self._lines_of(listed)
+        return [(repr(text), text) for text in map(os.fspath, listed)]
 
     def rows(self, paths: Sequence[FilePath]) -> Iterator[tuple[str, ...]]:
         """Yield the predictions for images, rows of tables or nonempty lines of text.
@@ -153,8 +133,7 @@ class Predictor:
         SettingsError
             If a file has no lines, or its content does not fit the model.
         """
-        several = [pair for path in files_in(paths) for pair in self._lines(path)]
-        for places, (classes, outputs) in self._batches(several):
+        for places, (classes, outputs) in self._batches(list(self._lines_of(paths))):
             for i, place in enumerate(places):
                 if classes:
                     yield place, printable(classes[i]), f"{outputs[i].max():.4f}"
@@ -164,56 +143,44 @@ class Predictor:
     def export(self, path: FilePath) -> None:
         """Write the model to one ``.safetensors`` file, for `load_model`.
 
-        It contains all arrays, also the frozen ones, and a checksum.
+        It contains all arrays, what using them needs, and a checksum.
 
         Raises
         ------
         SettingsError
-            If the file has another suffix, or if the model has more parts than the
-            task's, as with some algorithms.
+            If the file has another suffix, or if the model is not a built-in one of
+            images or of a table, as the file could not describe it.
         OSError
             If the file cannot be written.
         """
         path = Path(path)
         valid = path.suffix == ".safetensors"
         require(valid, "export", str(path), "a name that ends with .safetensors")
-        tensors = self.model.state_dict()
+        tensors, card = self.model.state_dict(), card_of(self.task)
         more = sorted(tensors.keys() - self.task.initial_state.keys())
-        allowed = (
-            "none: only the run itself can build a model with more than the task's"
-        )
-        require(not more, "the model's additional parts", more, allowed, "export")
-        copies = {
-            # Tied parameters and frozen tensors may share memory.
-            name: tensor.clone(memory_format=torch.contiguous_format)
-            for name, tensor in {**tensors, **frozen_tensors(self.model)}.items()
-        }
-        write_atomically(path, pack_model(copies, self._about()))
+        allowed = "a built-in model of images or of a table, without additional parts"
+        valid = card != "" and not more
+        require(valid, "the model", type(self.task).__name__, allowed, "export")
+        arrays = {name: tensor.contiguous() for name, tensor in tensors.items()}
+        write_atomically(path, pack_model(arrays, {"format": FORMAT, CARD: card}))
 
-    def _about(self) -> dict[str, str]:
-        if card := card_of(self.task):
-            return {"format": FORMAT, CARD: card}
-        # The file has the weights. Some values that it lacks are drawn with the seed.
-        names = {*model_settings(str(self._settings["task"]))} - {"weights"}
-        names = (names | {"task", "seed", "num-clients"}) & self._settings.keys()
-        settings = {name: self._settings[name] for name in sorted(names)}
-        return {"format": FORMAT, TASK: json.dumps(settings)}
-
-    def _lines(self, path: Path) -> Iterator[tuple[str, str | Tensor]]:
-        """Yield each place in a file with an input, or the text for ``task.read``."""
-        if isinstance(self.task, TableTask):
-            yield from self.task.rows(path)
-            return
-        if isinstance(self.task, ImageTask) or path.suffix.lower() in IMAGE_SUFFIXES:
-            yield str(path), str(path)
-            return
-        with unusable(repr(str(path))):
-            lines = path.read_text(encoding="utf-8-sig").split("\n")
-            if not any(map(str.strip, lines)):
-                raise ValueError("it has no lines")
-        for number, line in enumerate(lines, 1):
-            if line.strip():
-                yield f"{path}:{number}", line
+    def _lines_of(
+        self, paths: Sequence[FilePath]
+    ) -> Iterator[tuple[str, str | Tensor]]:
+        """Yield each place in files with an input, or the text for ``task.read``."""
+        for path in files_in(paths):
+            if isinstance(self.task, TableTask):
+                yield from self.task.rows(path)
+            elif isinstance(self.task, ImageTask):
+                yield str(path), str(path)
+            else:
+                with unusable(repr(str(path))):
+                    lines = path.read_text(encoding="utf-8-sig").split("\n")
+                    if not any(map(str.strip, lines)):
+                        raise ValueError("it has no lines")
+                for number, line in enumerate(lines, 1):
+                    if line.strip():
+                        yield f"{path}:{number}", line
 
     def _rows(self, inputs: Any) -> Tensor:
         """Return an array, or nested lists, as the model takes it."""
@@ -265,18 +232,16 @@ class Predictor:
         return Prediction(best, scores.softmax(1).numpy())
 
 
-def load_model(path: FilePath, **settings: Setting | Path) -> Predictor:
+def load_model(path: FilePath) -> Predictor:
     """Load a model that `Predictor.export` has written.
+
+    The file alone is needed. It cannot cause code to run, a path to be read or a host
+    to be contacted.
 
     Parameters
     ----------
     path : path
         The ``.safetensors`` file.
-    **settings
-        Settings that the file alone cannot set, with ``_`` in place of ``-``: ``task``
-        if the file names an import path or a task that downloads its data, and
-        ``data_dir`` if the task reads a folder. A file alone never causes code to run,
-        a path to be read or a host to be contacted. Built-in image models need none.
 
     Returns
     -------
@@ -291,25 +256,14 @@ def load_model(path: FilePath, **settings: Setting | Path) -> Predictor:
     path = Path(path)
     with reading(path, "model"):
         metadata, arrays = read_safetensors(path)
-    valid = metadata.get("format") == FORMAT
+    valid = metadata.get("format") == FORMAT and CARD in metadata
     require(valid, "model", str(path), "a file that --export has written")
-    of_task: Settings = {}
-    if CARD in metadata:
-        task: Task = read_card(metadata[CARD]).task()
-    else:
-        written = read_json(dict[str, Setting], metadata.get(TASK, ""))
-        files = FileSettings.of(written, settings)
-        files.need_task()
-        of_task = files.settings
-        task = build_task(of_task, max(0, int(of_task["num-clients"])))
-    check_size(task, arrays, of_task)
+    task = read_card(metadata[CARD]).task()
+    check_size(task, arrays)
     model = new_model(task)
-    state = {**model.state_dict(), **frozen_tensors(model)}
-    check_arrays(state, arrays)
-    with torch.no_grad():
-        for name, tensor in state.items():
-            tensor.copy_(arrays[name])
-    return Predictor(model, task, of_task)
+    check_arrays(model.state_dict(), arrays)
+    model.load_state_dict(arrays, strict=False)
+    return Predictor(model, task)
 
 
 def files_in(paths: Sequence[FilePath]) -> list[Path]:
@@ -352,13 +306,11 @@ def check_arrays(wanted: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> 
         require(shape == tuple(like.shape), f"array {name!r}", shape, allowed, "arrays")
 
 
-def check_size(task: Task, arrays: Mapping[str, Tensor], settings: Settings) -> None:
-    """Raise `SettingsError` if a built-in model is far larger than a file's arrays.
+def check_size(task: Task, arrays: Mapping[str, Tensor]) -> None:
+    """Raise `SettingsError` if a model is far larger than a file's arrays.
 
-    It allocates no memory. A custom model is built by code that the user has named.
+    It allocates no memory.
     """
-    if is_path(settings.get("task", "")):
-        return
     with torch.device("meta"):
         size = sum(value.numel() for value in new_model(task).state_dict().values())
     limit = MAX_MISSING_VALUES + sum(array.numel() for array in arrays.values())

@@ -35,17 +35,22 @@ from flwr_frl.common.settings import (
     Settings,
     SettingsError,
     build,
+    declared,
     error_line,
+    facts,
+    is_path,
     require,
     unknown,
 )
-from flwr_frl.predict.file_settings import FileSettings
+from flwr_frl.predict.file_settings import UNUSED, need, separate
 from flwr_frl.predict.predictor import FilePath, Predictor, check_arrays, check_size
+from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.task.base import Task, check_examples
 from flwr_frl.task.devices import seed
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import changed
-from flwr_frl.task.tasks import build_task
+from flwr_frl.task.names import GENERATED
+from flwr_frl.task.tasks import build_task, model_settings
 from flwr_frl.task.tasks.table import of_client
 from flwr_frl.task.training.privacy import ExamplePrivacy
 
@@ -73,11 +78,11 @@ def load_run(
         a simulation keeps its clients' states.
     **settings
         Settings, with ``_`` in place of ``-``, of a run that another user or machine
-        has made. As for `load_model`, a file alone cannot set ``task`` and
-        ``algorithm`` if they are import paths, and ``data_dir`` if the model depends on
-        the client's data, such as the fine-tuned one of ``-ft``, FedBABU and
-        Per-FedAvg, or if no file names the classes. A device's ``data_dir`` must always
-        be named. Your own runs are recognised by a key in your cache.
+        has made. A file alone cannot set ``task`` and ``algorithm`` if they are import
+        paths, and ``data_dir`` if the model depends on the client's data, such as the
+        fine-tuned one of ``-ft``, FedBABU and Per-FedAvg, or if no file names the
+        classes. A device's ``data_dir`` must always be named. Your own runs are
+        recognised by a key in your cache.
 
     Returns
     -------
@@ -127,10 +132,10 @@ class TrainedRun:
     ----------
     path : Path
         The file.
-    files : FileSettings
-        Its settings, separated into usable and withheld ones.
     settings : mapping
         All settings that may be used, complete with defaults.
+    withheld : dict of str to setting
+        Settings that only the file names, which are not used.
     values : Values
         Values of the strategy.
     server_round : int
@@ -140,8 +145,8 @@ class TrainedRun:
     """
 
     path: Path
-    files: FileSettings
     settings: Settings
+    withheld: Mapping[str, Any]
     values: Values
     server_round: int
     arrays: Tensors
@@ -171,12 +176,8 @@ class TrainedRun:
         """
         # os.path, unlike Path, also accepts names that are too long.
         file = Path(path) / checkpoint.FILE if os.path.isdir(path) else Path(path)
-        allowed = "the folder of a run, DIR/ALGORITHM, or the file in it"
-        for folder in sorted(Path(path).parent.glob("seed-*")):
-            of_seed = folder / Path(path).name
-            if os.path.isfile(of_seed / checkpoint.FILE):
-                allowed = f"the run of one seed, such as {str(of_seed)!r}"
-                break
+        allowed = "the folder of a run, DIR/ALGORITHM, or with several seeds "
+        allowed += "DIR/seed-SEED/ALGORITHM, or the file in it"
         require(os.path.isfile(file), "checkpoint", str(path), allowed)
         try:
             about, arrays, state = checkpoint.read(file)
@@ -194,10 +195,17 @@ class TrainedRun:
             of_run = SIMULATED.fullmatch(values.name_of(client) or "000000")
             mine = {n: v for n, v in written.items() if of_run or n != "data-dir"}
             named = {**mine, **named}
-        files = FileSettings.of(written, named)
-        files.need_algorithm()
-        settings, heads = complete(files.settings), under("heads/", kept)
-        return cls(file, files, settings, values, server_round, shared, heads)
+        settings, withheld = separate(written, named)
+        need(withheld, ["algorithm"])
+        # The algorithm looks at a task's class.
+        if is_path(withheld.get("task", "")):
+            need(withheld, ["task"])
+        # A strategy that wraps another one names it in a setting.
+        need(withheld, facts("code") & {*declared(strategy_class(settings))})
+        need(withheld, declared(client_class(settings)))
+        heads = under("heads/", kept)
+        every = complete(settings), withheld, values, server_round, shared, heads
+        return cls(file, *every)
 
     @property
     def kind(self) -> type[Client]:
@@ -231,16 +239,16 @@ class TrainedRun:
             self.prepare(trainer, client, directory)
             model = trainer.deployed_model()
         # The clients of a process share the deployed model.
-        copied, settings = copy.deepcopy(model).cpu(), self.settings_of(client)
-        return Predictor(copied, of_client(task, index), settings)
+        return Predictor(copy.deepcopy(model).cpu(), of_client(task, index))
 
     def personal_arrays(
         self, client: str, directory: Path | None
-    ) -> tuple[dict[str, str], Tensors]:
+    ) -> tuple[dict[str, str], Tensors | None]:
         """Return metadata and arrays of a client's newest acknowledged state file.
 
-        Both are empty if the algorithm needs none. Unlike `PersonalState`, this method
-        changes no file.
+        There are none if the algorithm needs none, and for a simulated client that has
+        never trained: it has its initial ones, as in the evaluations of the run. Unlike
+        `PersonalState`, this method changes no file.
         """
         acknowledged = self.values.acknowledged
         on_server = dict.fromkeys(name.rpartition("/")[0] for name in self.heads)
@@ -253,6 +261,8 @@ class TrainedRun:
         last = acknowledged.get(client, 0)
         versions = usable(versions_in(directory), self.values.run, last)
         if not versions and client not in acknowledged:
+            if SIMULATED.fullmatch(client):
+                return {}, None
             labels = (self.values.labels.get(name, name) for name in names)
             raise unknown("client", client, labels)
         allowed = f"the folder with the state of round {last} or before"
@@ -269,17 +279,26 @@ class TrainedRun:
         """Return the settings of a client's task.
 
         A device trains on all data in ``data-dir``, which the user names. A simulated
-        client, or none, has the data of the run.
+        client has the data of the run, and so has the global model of a simulation,
+        whose inputs may be scaled by statistics of all clients.
         """
-        if SIMULATED.fullmatch(client) or not self.settings["data-dir"]:
+        names = [client] if client else self.values.acknowledged
+        if all(map(SIMULATED.fullmatch, names)) or not self.settings["data-dir"]:
             return self.settings
         alone: Settings = {"validation-fraction": 0.0, "evaluate-on": "test"}
         return {**self.settings, **alone, "num-clients": 0}
 
     def task(self, client: str) -> tuple[Task, int]:
         """Return the task with a client's examples, and the index of the client."""
-        self.files.need_task()
-        settings = self.settings_of(client)
+        need(self.withheld, ["task"])
+        settings, unused = self.settings_of(client), {*UNUSED}
+        if settings["task"] in GENERATED:
+            unused.add("data-dir")
+        # A file has all arrays of a trained model, except for a frozen backbone.
+        if settings["adapters"] == "none":
+            unused.add("weights")
+        names = {"num-clients", *model_settings(str(settings["task"]))}
+        need(self.withheld, names - unused)
         count = max(0, int(settings["num-clients"]))
         index = int(client) if SIMULATED.fullmatch(client) else 0
         allowed = f"one of 000000 to {count - 1:06d}"
@@ -298,7 +317,7 @@ class TrainedRun:
         """Return the task and the index of a client with the examples of the run."""
         task, index = self.task(client)
         if SIMULATED.fullmatch(client):
-            self.files.need(["partition"])
+            need(self.withheld, ["partition"])
             check_examples(task, index, self.values.examples.get(client))
         else:
             allowed = "a simulated client, such as 000000, or a device with its "
@@ -316,7 +335,9 @@ class TrainedRun:
         """
         kept = personal or {}
         arrays = self.arrays | under(f"{name}/", self.heads) | kept
-        check_size(task, arrays, self.settings)
+        # The user has named the code of a custom model.
+        if not is_path(self.settings["task"]):
+            check_size(task, arrays)
         state = PersonalState.holding({n: a.numpy() for n, a in kept.items()})
         algorithm = build(self.kind._settings_type, self.settings)
         client = self.kind(task, index, state, algorithm)

@@ -210,10 +210,6 @@ class TableTask(PartitionedTask):
         require(valid, "the shape of the inputs", inputs.shape, allowed, "inputs")
         return self.scaling(0).inputs(inputs)
 
-    def read(self, line: str) -> Tensor:
-        """Return the inputs of a row: numbers with commas, in the order of columns."""
-        return self.prepared(super().read(line)[None].numpy())[0]
-
     def rows(self, source: Path | DataFrame) -> Iterator[tuple[str, Tensor]]:
         """Yield each row of a table with a header, or each window, with its place."""
         numbers = read_inputs(source, self.columns, self.settings.missing)

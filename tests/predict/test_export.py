@@ -17,7 +17,6 @@ from flwr_frl.predict import Predictor, load_model, load_run
 from flwr_frl.predict.__main__ import main
 from flwr_frl.running import run
 from flwr_frl.task.models.weights import load_weights
-from flwr_frl.task.tasks import build_task
 
 CLASSES = ("ant", "bee", "cat")
 
@@ -72,32 +71,6 @@ def test_an_exported_model_gives_the_same_outputs(name, size, channels, tmp_path
     with torch.no_grad():
         by_hand = predictor.model(inputs.permute(0, 3, 1, 2)).softmax(1)
     np.testing.assert_allclose(probabilities, by_hand, atol=1e-5)
-
-
-TIED = """
-import torch
-from torch import nn
-from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-
-def tied(num_clients):
-    def build():
-        model = SplitModel(nn.Linear(3, 3, bias=False), nn.Linear(3, 3))
-        model.head.weight = model.representation.weight
-        return model
-    sets = [ExampleSet(torch.ones(4, 3), torch.arange(4) % 3)]
-    return ExampleTask(build, sets, sets)
-"""
-
-
-def test_a_model_with_tied_weights_is_exported(write_module, tmp_path):
-    name = write_module("tied_weights", TIED) + ":tied"
-    task = build_task({"task": name}, 1)
-    predictor = Predictor(task.initial_model(), task, {"task": name, "num-clients": 1})
-    predictor.export(tmp_path / "model.safetensors")
-    again = load_model(tmp_path / "model.safetensors", task=name)
-    assert again.model.head.weight is again.model.representation.weight
-    inputs = torch.arange(6.0).view(2, 3)
-    assert np.array_equal(again(inputs).outputs, predictor(inputs).outputs)
 
 
 def test_every_damaged_model_is_refused(model):

@@ -10,9 +10,8 @@ from refusals import code_of
 from safetensors.torch import load_file
 
 from flwr_frl import simulate
-from flwr_frl.predict import load_model, load_run
+from flwr_frl.predict import load_run
 from flwr_frl.predict.__main__ import main
-from flwr_frl.predict.personalize import main as personalize
 from flwr_frl.task.tasks import build_task
 
 TABLE = """
@@ -67,13 +66,11 @@ def test_table_rows_are_predicted_with_each_client_s_head(table, own, capsys):
         assert [float(value) for _, value in lines] == pytest.approx(
             expected[:, 0], rel=1e-4
         )
-        # The same from Python, with lines and with arrays, and from an exported file
+        # The same from Python, with lines and with arrays
         predictor = load_run(run, client, task=own)
-        predictor.export(table / "model.safetensors")
-        for each in (predictor, load_model(table / "model.safetensors", task=own)):
-            for inputs in (["1.0,2.0", "-3.0,0.5"], ROWS):
-                np.testing.assert_allclose(each(inputs).outputs, expected, rtol=1e-5)
-            assert each(ROWS).classes == []
+        for inputs in (["1.0,2.0", "-3.0,0.5"], ROWS):
+            np.testing.assert_allclose(predictor(inputs).outputs, expected, rtol=1e-5)
+        assert predictor(ROWS).classes == []
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg-ft", "fedbabu", "per-fedavg", "hf-maml"])
@@ -135,12 +132,11 @@ def test_a_stranger_must_name_a_custom_task(table, own, tmp_path, capsys, strang
     stranger()
     (tmp_path / "mine").write_text("2")
     run = table / "results" / "fedrep"
-    arguments = ["--checkpoint", str(run)]
+    arguments = ["--personalize", "--checkpoint", str(run)]
     arguments += ["--client-name", "late", "--data-dir", str(tmp_path)]
-    assert personalize(arguments) == 2
+    assert main(arguments) == 2
     assert "task is" in one_error(capsys.readouterr().err)
-    assert personalize([*arguments, "--task", own]) == 0
-    assert f"--task {own}" in capsys.readouterr().out
+    assert main([*arguments, "--task", own]) == 0
     predictor = load_run(run, "late", data_dir=tmp_path, task=own)
     np.testing.assert_allclose(predictor(ROWS).outputs, by_hand(run, "late"), rtol=1e-4)
 

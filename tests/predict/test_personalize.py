@@ -1,7 +1,6 @@
 """Devices that join after the training can fit personal parameters."""
 
 import json
-import shlex
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +18,8 @@ from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.messages import FROZEN_DIGEST
 from flwr_frl.common.settings import resolve
 from flwr_frl.predict import load_run
-from flwr_frl.predict.__main__ import main as predict
-from flwr_frl.predict.personalize import main, personalize
+from flwr_frl.predict.__main__ import main
+from flwr_frl.predict.personalize import personalize
 
 BRIGHTNESS = np.array([30, 110, 200])
 
@@ -125,17 +124,19 @@ def test_the_representation_is_unchanged_and_the_head_is_fitted(
 
 # The models of two of them depend on the device's data.
 @pytest.mark.parametrize("algorithm", ["fedrep", "pfedfda", "fedala"])
-def test_the_printed_command_predicts(root, tmp_path, late, capsys, algorithm):
-    checkpoint = train(root, algorithm)
-    Image.new("L", (8, 8), int(BRIGHTNESS[2])).save(tmp_path / "bright.png")
+def test_the_command_fits_and_predicts(root, tmp_path, late, capsys, algorithm):
+    checkpoint, bright = train(root, algorithm), str(tmp_path / "bright.png")
+    Image.new("L", (8, 8), int(BRIGHTNESS[2])).save(bright)
+    options = ["--checkpoint", str(checkpoint), "--data-dir", str(late)]
+    options += ["--client-name", "late", "--state-dir", str(tmp_path)]
     capsys.readouterr()
-    assert main(["--checkpoint", str(checkpoint), "--data-dir", str(late)]) == 0
-    line, command = capsys.readouterr().out.splitlines()
-    assert line.startswith("fitted on 30 examples, loss ")
-    start, _, options = command.partition(" FILES ")
-    assert start == "python -m flwr_frl.predict"
-    assert predict([str(tmp_path / "bright.png"), *shlex.split(options)]) == 0
-    assert capsys.readouterr().out.split("\t")[1] == "2"
+    assert main([*options, "--personalize"]) == 0
+    assert capsys.readouterr().out.startswith("fitted on 30 examples: loss ")
+    assert main([bright, *options]) == 0
+    predicted = capsys.readouterr().out
+    assert predicted.split("\t")[1] == "2"
+    assert main([bright, *options, "--personalize"]) == 0
+    assert capsys.readouterr().out.endswith("\n" + predicted)
 
 
 def test_bad_input_gives_a_one_line_error(fedrep, root, tmp_path, late, capsys):
@@ -147,6 +148,7 @@ def test_bad_input_gives_a_one_line_error(fedrep, root, tmp_path, late, capsys):
     capsys.readouterr()
     for checkpoint, folder, name, line in (
         (fedrep, late, "pi-1", "client-name is 'pi-1'"),
+        (fedrep, late, "", "client-name is ''"),
         (fedavg, late, "late", "algorithm is 'fedavg'; expected one with personal"),
         (dpsgd, late, "late", "algorithm is 'dpsgd'"),
         (flute, others, "late", "data-dir is"),
@@ -159,12 +161,13 @@ def test_bad_input_gives_a_one_line_error(fedrep, root, tmp_path, late, capsys):
     ):
         arguments = ["--checkpoint", str(checkpoint), "--data-dir", str(folder)]
         arguments += ["--client-name", name, "--state-dir", str(tmp_path / "state")]
+        arguments += ["--personalize"]
         assert main(arguments) == 2
         out, err = capsys.readouterr()
         assert out == ""
         assert line in one_error(err)
     assert not (tmp_path / "state").exists()
-    assert main(["--data-dir", str(late)]) == 2
+    assert main(["--data-dir", str(late), "--personalize"]) == 2
     assert "checkpoint is ''" in one_error(capsys.readouterr().err)
 
 

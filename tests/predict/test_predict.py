@@ -154,12 +154,11 @@ def test_colours_are_removed_if_the_training_images_are_grey(tmp_path):
 def test_images_with_a_custom_model(tmp_path, folders):
     named = {"task": "flat_images:Flat", "data_dir": str(folders)}
     run("fedrep", settings_of(tmp_path, algorithm="fedrep", **named), "inline")
-    place, exported = tmp_path / "results" / "fedrep", tmp_path / "own.safetensors"
+    place = tmp_path / "results" / "fedrep"
     for name, expected in reported(place).items():
         predictor = load_run(place, name, **named)
-        predictor.export(exported)
-        for each in (predictor, load_model(exported, **named)):
-            assert accuracy(each, folders / name) == pytest.approx(expected)
+        assert accuracy(predictor, folders / name) == pytest.approx(expected)
+        assert code_of(predictor.export, tmp_path / "own.safetensors") == "export"
     # A saved head can only be used with the classes that it was trained for.
     copy = shutil.copytree(folders, tmp_path / "copy")
     for part in ("train", "test"):

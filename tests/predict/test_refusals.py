@@ -70,7 +70,7 @@ BAD_INPUT = [
     ([IMAGE, "--model", "{root}/wide.safetensors"], "array 'head.bias' is (4,)"),
     ([IMAGE, "--model", "{root}/nameless.safetensors"], "model is damaged"),
     ([IMAGE, "--checkpoint", "x" * 400], "checkpoint is 'xxx"),
-    ([IMAGE, "--checkpoint", "{root}/nb/fedrep"], "as '{root}/nb/seed-0/fedrep'"),
+    ([IMAGE, "--checkpoint", "{root}/nb/fedrep"], "DIR/seed-SEED/ALGORITHM"),
     ([IMAGE, "--checkpoint", "{root}/empty"], "it has no checksum; expected a"),
     ([IMAGE, "--checkpoint", "{root}/flipped", *ANNA[2:]], "its checksum is wrong"),
     ([IMAGE, *RUN], "unknown client ''; known: anna, bob"),

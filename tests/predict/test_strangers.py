@@ -19,8 +19,7 @@ from flwr_frl.common.sealed import seal
 from flwr_frl.common.settings import defaults, facts
 from flwr_frl.predict import load_model, load_run
 from flwr_frl.predict.__main__ import main as predict_main
-from flwr_frl.predict.file_settings import FileSettings
-from flwr_frl.predict.personalize import main as personalize_main
+from flwr_frl.predict.file_settings import separate
 from flwr_frl.predict.personalize import personalize
 from flwr_frl.task.models.weights import FORMAT, pack_model
 
@@ -76,16 +75,6 @@ def checkpoint(path: Path, settings, arrays=None, run="x") -> Path:
     return path
 
 
-def exported(path: Path, settings) -> Path:
-    """Write an exported model with arbitrary settings."""
-    about = {"format": FORMAT, "task": json.dumps({"num-clients": 0, **settings})}
-    path.write_bytes(pack_model({"x": torch.zeros(1)}, about))
-    return path
-
-
-MAKE = {"model": exported, "checkpoint": checkpoint}
-
-
 def refused(capsys, main, *arguments) -> str:
     """Return the one-line error of a command, which must fail within 20 seconds."""
     capsys.readouterr()
@@ -119,7 +108,7 @@ def private(tmp_path):
 CODE = {"partition": "{module}:own", "metrics": "macro-f1,{module}:own"}
 PLACES = {"data-dir": "{private}", "cache-dir": "{planted}"}
 LINEAR, TEXT = {"task": "linear"}, {"task": "text-folder", "data-dir": "{private}"}
-# Settings of a file, and a part of the error of both commands
+# Settings of a file, and a part of the error
 FILES = [
     ({"algorithm": "{module}:X"}, "algorithm is"),
     ({"algorithm": "srpfl", "srpfl-base": "{module}:X"}, "srpfl-base is"),
@@ -143,9 +132,8 @@ FILES = [
 
 
 @pytest.mark.parametrize(("settings", "line"), FILES)
-@pytest.mark.parametrize("kind", ["model", "checkpoint"])
 def test_what_only_a_file_names_is_not_used(
-    kind, settings, line, payload, private, own, tmp_path, capsys, events
+    settings, line, payload, private, own, tmp_path, capsys, events
 ):
     module, marker = payload
     places = {"module": module, "private": private, "planted": tmp_path / "planted"}
@@ -153,35 +141,18 @@ def test_what_only_a_file_names_is_not_used(
         name: value.format(**places) if isinstance(value, str) else value
         for name, value in {"algorithm": "fedavg", **settings}.items()
     }
-    if kind == "model" and "algorithm" in settings:
-        return  # A model names no algorithm.
-    path = MAKE[kind](tmp_path / "file", given)
-    out = tmp_path / "out.safetensors"
-    assert line in refused(capsys, predict_main, f"--{kind}", path, "--export", out)
-    if kind == "checkpoint" and line in ("algorithm is", "task is", "srpfl-base is"):
+    path, out = checkpoint(tmp_path / "file", given), tmp_path / "out.safetensors"
+    assert line in refused(capsys, predict_main, "--checkpoint", path, "--export", out)
+    if line in ("algorithm is", "task is", "srpfl-base is"):
         # It fails even with a folder of data, which would make downloads unnecessary.
-        arguments = ["--checkpoint", path, "--data-dir", own]
-        assert line in refused(capsys, personalize_main, *arguments)
+        arguments = ["--personalize", "--checkpoint", path, "--data-dir", own]
+        arguments += ["--client-name", "late"]
+        assert line in refused(capsys, predict_main, *arguments)
     assert not marker.exists()
     assert not (tmp_path / "planted").exists()
     # No private file is read, and no host is contacted.
     used = [e for e in events if str(private) in e or e.startswith("socket.")]
     assert not used
-
-
-@pytest.mark.parametrize(
-    ("settings", "code"),
-    [
-        ({"lstm-width": 10**5}, "settings"),
-        ({"sequence-length": 10**6}, "sequence-length"),
-        ({"lstm-width": 2}, "arrays"),
-    ],
-)
-def test_sizes_of_a_task_that_reads_a_folder_are_bounded(
-    settings, code, private, tmp_path
-):
-    path = exported(tmp_path / "file", {**TEXT, **settings})
-    assert code_of(load_model, path, data_dir=private) == code
 
 
 IMAGES = {"source": "mnist", "model": "mlp", "model_head": "", "head_layers": 1}
@@ -315,7 +286,7 @@ def test_only_harmless_strings_of_a_file_are_used():
     written = dict.fromkeys(texts - facts("safe"), "os:system")
     # Settings of a custom class
     written |= {"notes": "/private", "host": "example.org", "kind": "a, b"}
-    kept, withheld = FileSettings.of(written, {})
+    kept, withheld = separate(written, {})
     assert withheld == {n: text for n, text in written.items() if n != "kind"}
     assert kept["kind"] == "a, b"
     assert not {"os:system", "/private", "example.org"} & {*kept.values()}

@@ -78,18 +78,31 @@ def test_a_plot_has_a_curve_per_algorithm(runs):
     np.testing.assert_allclose(axes.lines[1].get_ydata(), means)
 
 
-def test_models_of_clients_give_their_final_accuracies(runs):
-    run = runs["fedrep"]
+def assert_models_give_final_accuracies(run):
     for _, row in run.clients.iterrows():
-        seed, client = row["seed"], row["client"]
+        seed, client = row.get("seed", 0), row["client"]
         test = build_task(run.settings[seed], 5).test_examples(int(client))
         predicted = run.predict(test.inputs, client, seed).classes
         hits = np.array(predicted, int) == test.targets.numpy()
         assert hits.mean() == pytest.approx(row["accuracy"])
-        model = run.model(client, seed)
-        assert isinstance(model, SplitModel)
-        head = load_run(run.folders[seed], client).model.head
-        assert torch.equal(model.head.weight, head.weight)
+
+
+def test_models_of_clients_give_their_final_accuracies(runs):
+    run = runs["fedrep"]
+    assert_models_give_final_accuracies(run)
+    model = run.model("000002", 1)
+    assert isinstance(model, SplitModel)
+    head = load_run(run.folders[1], "000002").model.head
+    assert torch.equal(model.head.weight, head.weight)
+
+
+@pytest.mark.parametrize("algorithm", ["fedrep", "flute"])
+def test_clients_that_never_trained_have_the_initial_head(algorithm, tmp_path):
+    fewer = {**QUICK, "fraction": 0.4, "rounds": 1}
+    run = simulate(algorithm, output=tmp_path, **fewer)
+    assert (run.clients["last-round"] == 0).sum() == 3
+    assert_models_give_final_accuracies(run)
+    assert code_of(load_run, tmp_path / algorithm, "000005") == "client-name"
 
 
 def test_models_of_unknown_clients_seeds_and_later_runs_are_refused(tmp_path):

@@ -4,7 +4,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from inline_runs import rows_of, settings_of
@@ -13,7 +12,7 @@ from safetensors.torch import load_file
 
 from flwr_frl.common.checkpoint import FILE
 from flwr_frl.common.settings import resolve
-from flwr_frl.predict import load_model, load_run
+from flwr_frl.predict import load_run
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.tasks import build_task
@@ -78,7 +77,7 @@ def test_existing_adapters_are_kept():
 
 
 @pytest.mark.parametrize("algorithm", ["fedsa-lora", "feddpa"])
-def test_a_client_s_model_is_exported_and_loaded(algorithm, tmp_path):
+def test_a_client_s_model_is_loaded(algorithm, tmp_path):
     task = "peft_tasks:words"
     run_in(tmp_path, algorithm, "words", learning_rate=0.5)
     predictor = load_run(tmp_path / algorithm, "000001", task=task)
@@ -88,7 +87,3 @@ def test_a_client_s_model_is_exported_and_loaded(algorithm, tmp_path):
         outputs = predictor.model(tests.inputs)
     accuracy = (outputs.argmax(1) == tests.targets).double().mean().item()
     assert accuracy == pytest.approx(metrics["accuracy"])
-    predictor.export(tmp_path / "model.safetensors")
-    again = load_model(tmp_path / "model.safetensors", task=task).model
-    with torch.no_grad():
-        np.testing.assert_allclose(again(tests.inputs), outputs, atol=1e-6)

@@ -293,13 +293,16 @@ def test_a_table_needs_two_settings_and_its_model_reads_the_same_file(tmp_path, 
         assert predictor(same).classes == classes
     for wrong in ([[1.0], [1.0, 2.0]], [[None]], frame.assign(heart="fast")):
         assert code_of(predictor, wrong) in ("inputs", "input-columns")
-    assert predictor(",".join(map(str, rows[0]))).classes == classes[:1]
+    assert predictor(rows[:1]).classes == classes[:1]
     predictor.export(tmp_path / "model.safetensors")
     assert load_model(tmp_path / "model.safetensors")(path).classes == classes
     lacking = write(tmp_path / "few.csv", {"heart": [1.0]})
     assert code_of(predictor, lacking) == "columns"
     lacking.write_text("heart,age\n1,2,3,4")
     assert code_of(predictor, lacking) == "file"
+    # The scaling of all people belongs to the global model.
+    named_one, of_all = (load_run(out / "fedavg", name) for name in ("p1", ""))
+    assert np.array_equal(named_one(path).outputs, of_all(path).outputs)
     # A person who comes later
     new = {n: [c[i] for i in own] for n, c in columns.items() if n != "person"}
     file = write(tmp_path / "new.csv", new)
