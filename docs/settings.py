@@ -173,11 +173,6 @@ def fact_lines() -> Iterator[str]:
     }
     for fact, names in with_fact.items():
         yield from (f"{fact} = [", *(f'    "{name}",' for name in sorted(names)), "]")
-    values = {
-        n: each.fallback for n, each in facts.items() if each.fallback is not None
-    }
-    pairs = ", ".join(f"{n} = {spelled(value)}" for n, value in sorted(values.items()))
-    yield f"fallbacks = {{ {pairs} }}"
 
 
 def is_safe(setting: Declared) -> bool:

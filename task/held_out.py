@@ -53,7 +53,6 @@ class EvaluationSettings(Checked):
         "",
         form="names or import paths, with commas between",
         code=True,
-        fallback="",
         may_differ="on resume",
     )
     seed: int = setting(0, ge=0)

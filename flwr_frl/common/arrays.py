@@ -57,10 +57,12 @@ class MemoryArray(Array):
         From then on the values are a view of the bytes.
         """
         if "_encoded" not in self.__dict__:
-            encoded = self.__dict__["_encoded"] = encode(self.values)
-            self.__dict__["values"] = decode(encoded)
-        written: bytes = self.__dict__["_encoded"]
-        return written
+            written: bytes = Array.from_numpy_ndarray(self.values).data
+            start = len(written) - self.values.nbytes
+            values = np.frombuffer(written, self.values.dtype, offset=start)
+            self.__dict__.update(_encoded=written, values=values.reshape(self.shape))
+        encoded: bytes = self.__dict__["_encoded"]
+        return encoded
 
     def numpy(self) -> NDArray:
         """Return a copy of the values."""
@@ -80,7 +82,7 @@ class MemoryArray(Array):
 
 
 def values_of(array: Array) -> NDArray:
-    """Return the values of an Array, read-only and if possible without a copy.
+    """Return the values of an Array, read-only, of a `MemoryArray` without a copy.
 
     Raises `ValueError`, or another exception of NumPy, if its bytes cannot be read
     without unpickling.
@@ -89,7 +91,8 @@ def values_of(array: Array) -> NDArray:
         return array.values
     if array.stype != SType.NUMPY:
         raise ValueError(f"it is serialised as {array.stype!r}, not {SType.NUMPY!r}")
-    values = decode(array.data)
+    stream = io.BytesIO(array.data)
+    values: NDArray = np.lib.format.read_array(stream, allow_pickle=False)
     values.flags.writeable = False
     return values
 
@@ -267,18 +270,9 @@ class RowReply(Message):
 UNREAD = RecordDict()
 
 
-# The .npy format. NumPy formats and parses the header of every array, which takes a
-# hundred times as long as copying a small array's values. Here, headers are cached.
-
-
 @lru_cache(maxsize=1024)
 def header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
-    """Return the .npy header of a C-contiguous array.
-
-    Raises `ValueError` for arrays of objects, which would have to be pickled.
-    """
-    if dtype.hasobject:
-        raise ValueError("arrays of objects are not supported")
+    """Return the .npy header of a C-contiguous array, cached because it is slow."""
     stream = io.BytesIO()
     like = np.lib.format.header_data_from_array_1_0(np.empty((0,), dtype))
     np.lib.format.write_array_header_1_0(stream, {**like, "shape": shape})
@@ -289,17 +283,6 @@ def header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
 def dtype_name(dtype: np.dtype[np.generic]) -> str:
     """Return ``str(dtype)``, cached because it is slow."""
     return str(dtype)
-
-
-def encode(array: NDArray) -> bytes:
-    """Return an array in the .npy format, in C order."""
-    start = header(array.shape, array.dtype)
-    return b"".join((start, raw(array)))
-
-
-def raw(array: NDArray) -> memoryview:
-    """Return the bytes of an array's values in C order; copied only if necessary."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def is_finite(array: NDArray) -> bool:
@@ -314,35 +297,3 @@ def is_finite(array: NDArray) -> bool:
             if np.isfinite(np.dot(flat, flat)):
                 return True
     return bool(np.isfinite(array).all())
-
-
-def decode(data: bytes) -> NDArray:
-    """Return the array in the bytes of an .npy file, without unpickling.
-
-    The array is a read-only view of ``data`` if its header is as `encode` writes it.
-    Invalid bytes raise `ValueError` or another exception of NumPy.
-    """
-    # Version 1.0 stores the header's length in bytes 8 and 9.
-    header_length = 10 + int.from_bytes(data[8:10], "little")
-    parsed = _parse(data[:header_length])
-    if parsed is None:
-        array: NDArray = np.load(io.BytesIO(data), allow_pickle=False)
-        return array
-    shape, dtype, start = parsed
-    return np.frombuffer(data, dtype, offset=start).reshape(shape)
-
-
-@lru_cache(maxsize=1024)
-def _parse(data: bytes) -> tuple[tuple[int, ...], np.dtype[np.generic], int] | None:
-    """Return shape, dtype and length of a header; None if `header` writes another."""
-    stream = io.BytesIO(data)
-    try:
-        if np.lib.format.read_magic(stream) != (1, 0):
-            return None
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    except ValueError:
-        return None
-    # The cache of `header` treats True as 1, and `reshape` infers a length of -1.
-    valid = all(type(n) is int and n >= 0 for n in shape) and not dtype.hasobject
-    usual = valid and header(shape, dtype) == data
-    return (shape, dtype, len(data)) if usual else None

@@ -31,7 +31,6 @@ from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
-from types import CodeType
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -332,7 +331,6 @@ class Facts:
     form: str
     safe: bool
     code: bool
-    fallback: Setting | None
     may_differ: MayDiffer
     per_device: bool
     unused_if: Mapping[str, tuple[Setting, ...]]
@@ -348,7 +346,6 @@ def setting(
     form: str = "",
     safe: bool = False,
     code: bool = False,
-    fallback: Setting | None = None,
     may_differ: MayDiffer = "never",
     per_device: bool = False,
     unused_if: Mapping[str, tuple[Setting, ...]] | None = None,
@@ -373,9 +370,6 @@ def setting(
         nothing outside the process. Numbers, booleans and literals always may.
     code : bool, default False
         True if the string is a built-in name or an import path, whose code is run.
-    fallback : bool, int, float or str, optional
-        Value with which a trained model can be used if that of a stranger's file is
-        not; by default users must name the value.
     may_differ : {"never", "on resume", "always"}, default "never"
         Whether the value may change when a run is resumed, and whether runs with
         different values are compared, too.
@@ -386,14 +380,14 @@ def setting(
 
     Notes
     -----
-    ``safe``, ``code``, ``fallback`` and ``may_differ`` have an effect for settings of
-    flwr-frl only, as those who need them cannot import the task; `facts` lists them.
-    The first declaration in ``docs/settings.md`` counts.
+    ``safe``, ``code`` and ``may_differ`` have an effect for settings of flwr-frl only,
+    as those who need them cannot import the task; `facts` lists them. The first
+    declaration in ``docs/settings.md`` counts.
     """
     limits = {"ge": ge, "gt": gt, "le": le, "lt": lt}
     facts = Facts(
         {name: limit for name, limit in limits.items() if limit is not None},
-        *(form, safe, code, fallback, may_differ, per_device, unused_if or {}),
+        *(form, safe, code, may_differ, per_device, unused_if or {}),
     )
     if default is ...:
         return facts
@@ -508,24 +502,12 @@ def declared(maker: Maker) -> dict[str, Declared]:
 
 
 def refuse_misspelt(kind: type, hooks: Iterable[str]) -> None:
-    """Raise `SettingsError` for a method whose name resembles that of a hook.
-
-    Methods that override others, or that the class itself uses, are not meant.
-    """
-    codes = [getattr(value, "__code__", None) for value in vars(kind).values()]
-    used = set[str]()
-    for code in filter(None, codes):
-        used.update(code.co_names)
-        # The code of comprehensions and inner functions.
-        codes.extend(each for each in code.co_consts if isinstance(each, CodeType))
-    for name, value in vars(kind).items():
-        known = any(hasattr(base, name) for base in kind.__bases__)
-        public = callable(value) and not name.startswith("_")
-        if known or not public or name in used or name in hooks:
-            continue
+    """Raise `SettingsError` for a new public method named nearly like a hook."""
+    inherited = {name for base in kind.__bases__ for name in dir(base)}
+    for name in vars(kind).keys() - inherited - {*hooks}:
         near = difflib.get_close_matches(name, hooks, 3, cutoff=0.83)
         # A longer name is a helper, such as `statistics_of`.
-        if near and abs(len(near[0]) - len(name)) <= 1:
+        if near and abs(len(near[0]) - len(name)) <= 1 and not name.startswith("_"):
             raise SettingsError(
                 f"{kind.__qualname__} defines {name!r}, which nothing calls; did you "
                 f"mean {' or '.join(map(repr, near))}? A helper needs another name",

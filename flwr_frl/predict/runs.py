@@ -297,8 +297,8 @@ class TrainedRun:
         # A file has all arrays of a trained model, except for a frozen backbone.
         if settings["adapters"] == "none":
             unused.add("weights")
-        names = {"num-clients", *model_settings(str(settings["task"]))}
-        need(self.withheld, names - unused)
+        read = {"num-clients", *model_settings(str(settings["task"]))}
+        need(self.withheld, read - unused)
         count = max(0, int(settings["num-clients"]))
         index = int(client) if SIMULATED.fullmatch(client) else 0
         allowed = f"one of 000000 to {count - 1:06d}"

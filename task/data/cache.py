@@ -72,7 +72,7 @@ class DataSettings(Checked):
         "", form="a directory", may_differ="on resume", per_device=True
     )
     cache_dir: PathText = setting(
-        "", form="a directory", fallback="", may_differ="always", per_device=True
+        "", form="a directory", may_differ="always", per_device=True
     )
     num_classes: int = setting(0, ge=0)
     classes: str = setting("", form="names, separated by commas", safe=True)

@@ -236,10 +236,7 @@ class PartitionSettings(Checked):
 
     seed: int = setting(0, ge=0)
     partition: PartitionName = setting(
-        "shards",
-        form=f"{', '.join(PARTITIONS)} or package.module:function",
-        code=True,
-        fallback="iid",
+        "shards", form=f"{', '.join(PARTITIONS)} or package.module:function", code=True
     )
     classes_per_client: int = setting(2, ge=1)
     dirichlet_alpha: float = setting(0.5, gt=0)

@@ -1,5 +1,6 @@
 """Arrays that are serialized when their bytes are read."""
 
+import io
 import pickle
 
 import numpy as np
@@ -58,10 +59,18 @@ def test_non_finite_values_are_detected(value, dtype):
     assert not MemoryArray(values).all_finite
 
 
+def test_pickled_and_truncated_bytes_are_rejected():
+    np.save(stream := io.BytesIO(), np.array([{}], dtype=object), allow_pickle=True)
+    intact = Array(np.arange(10)).data
+    for data in (stream.getvalue(), intact[:-1], intact[:20], b"", b"\x93NUMPY"):
+        with pytest.raises((ValueError, EOFError)):
+            values_of(Array("int64", (10,), "numpy.ndarray", data))
+
+
 def test_a_copy_by_pickle_has_the_same_values_and_objects_are_refused():
     array = MemoryArray(np.ones(3))
     copy = pickle.loads(pickle.dumps(array))
     assert copy == array
     np.testing.assert_array_equal(values_of(copy), np.ones(3))
-    with pytest.raises(ValueError, match="objects"):
+    with pytest.raises(ValueError, match="Object"):
         _ = MemoryArray(np.array([{}])).data

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from flwr.app import ConfigRecord
 
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import entries_of, raw, values_of
+from flwr_frl.common.arrays import entries_of, values_of
 from flwr_frl.common.secure.protocol import Texts, demand
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -68,7 +68,7 @@ def digest(content: Any) -> bytes:
     sha256 = hashlib.sha256(repr(common).encode())
     for name, array in sorted(arrays_in(content).items()):
         sha256.update(repr((name, str(array.dtype), array.shape)).encode())
-        sha256.update(raw(array))
+        sha256.update(np.ascontiguousarray(array).data)
     return sha256.digest()
 
 

@@ -157,17 +157,6 @@ def test_a_misspelt_hook_is_an_error(base, name, near) -> None:
     assert caught.value.code == "unknown-hook"
 
 
-def test_a_helper_with_a_similar_name_is_no_error() -> None:
-    class Mine(FedAvg):
-        def weight(self, reply):
-            return 2.0
-
-        def weights(self, replies):
-            return [self.weight(reply) for reply in replies]
-
-    assert Mine().weights([None]) == [2.0]
-
-
 def test_arrays_that_aggregate_has_returned_cannot_be_changed() -> None:
     class Moving(FedAvg):
         def aggregate(self, round):
