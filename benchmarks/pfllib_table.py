@@ -16,11 +16,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any
 
+import numpy as np
+import torch
 from torch import nn
 
 from flwr_frl import simulate
-from flwr_frl.common.settings import Setting, resolve, setting
-from flwr_frl.task import ExampleTask, SplitModel, build_task
+from flwr_frl.common.settings import Setting, setting
+from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 LAST = 10
 
@@ -50,14 +52,19 @@ def mnist(
     log_softmax : bool, default False
         Whether features pass through a log-softmax, as in PFLlib's split models.
     """
-    settings = {"task": "pfllib", "data-dir": data_dir, "num-clients": num_clients}
-    data = build_task(resolve({**settings, "augment": False}), num_clients)
     return ExampleTask(
         model=partial(split_dnn, log_softmax),
-        train=[data.train_examples(i) for i in range(num_clients)],
-        test=[data.test_examples(i) for i in range(num_clients)],
-        classes=data.classes,
+        train=[examples(data_dir, "train", i) for i in range(num_clients)],
+        test=[examples(data_dir, "test", i) for i in range(num_clients)],
+        classes=tuple("0123456789"),
     )
+
+
+def examples(data_dir: str, part: str, client: int) -> ExampleSet:
+    """Return the training or test examples of a client. The file is a pickle."""
+    path = Path(data_dir, part, f"{client}.npz")
+    data = np.load(path, allow_pickle=True)["data"].item()
+    return ExampleSet(torch.from_numpy(data["x"]), torch.from_numpy(data["y"]))
 
 
 def run(settings: Mapping[str, Setting], place: Path) -> dict[str, Any]:

@@ -50,8 +50,8 @@ class DataSettings(Checked):
     ----------
     data_dir : str, default ""
         Directory of the data: the root of torchvision's data sets (by default in the
-        cache), an image folder, PFLlib's folder, a folder with ``train.npz`` and
-        ``test.npz``, or for ``hf`` the folder to read instead of a hub data set.
+        cache), an image folder, a folder with ``train.npz`` and ``test.npz``, or for
+        ``hf`` the folder to read instead of a hub data set.
     cache_dir : str, default ""
         Directory of decoded data sets; by default ``~/.cache/flwr-frl``.
     num_classes : int, default 0

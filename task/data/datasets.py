@@ -7,21 +7,14 @@
   (n, height, width) or (n, height, width, channels)) and ``labels`` (n integers from
   0). An array of strings ``classes`` in ``train.npz`` names the classes; by default
   they are "0", "1", … up to the largest label in ``train.npz``.
-- ``pfllib`` reads PFLlib's ``{train,test}/<client>.npz``. The key ``data`` of each file
-  is a pickled dictionary of ``x`` and ``y``. A pickle can run any code, so only arrays
-  of numbers are rebuilt, from their bytes.
 """
 
-import io
-import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
-from zipfile import ZipFile
+from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from flwr_frl.common.settings import SettingsError, need, reading, reason_of, require
 from flwr_frl.task.data.cache import (
@@ -30,6 +23,7 @@ from flwr_frl.task.data.cache import (
     Dataset,
     DataSettings,
     ImageSet,
+    Integers,
     Read,
     cache_root,
     load,
@@ -45,22 +39,11 @@ from flwr_frl.task.data.images import (
 )
 from flwr_frl.task.data.images import Source as Picture
 
-Array = npt.NDArray[Any]
-
 ARRAYS_FORM = (
     "train.npz and test.npz, each with images (uint8, n x height x width or n x height "
     "x width x channels) and labels (integers from 0), of one shape and the same "
     "classes in both, and in train.npz optionally the classes' names"
 )
-PFLLIB_FORM = (
-    "train/<client>.npz and test/<client>.npz, as PFLlib writes them: 8-bit images n x "
-    "channels x height x width, scaled to [-1, 1], and integer labels from 0"
-)
-# Names in numpy that the pickle of an array refers to, and accepted types of values.
-PICKLED = {("numpy", name) for name in ("_reconstruct", "ndarray", "dtype")}
-DTYPES = frozenset(("f2", "f4", "f8", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8"))
-# PFLlib maps pixels from [0, 255] to [-1, 1], which is inverted up to this error.
-ROUNDING = 0.01
 LAYOUT = "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
 
 
@@ -167,20 +150,27 @@ def image_folder(settings: DataSettings) -> tuple[str, Read]:
 
     def read() -> Dataset:
         some = paths[:: -(-len(paths) // INSPECTED)]
-        shape, sets = common_shape(map(_picture, some), size), []
-        number_of_class = {name: i for i, name in enumerate(classes)}
-        number_of_client = {name: i for i, name in enumerate(clients)}
-        for part in parts:
-            codes = np.array([number_of_class[path.parts[-2]] for path in part])
-            owners = None
-            if client:
-                owners = np.array([number_of_client[path.parts[-4]] for path in part])
-            pictures = Pictures(map(_picture, part), len(part), shape)
-            sets.append(ImageSet(pictures, codes, owners))
-        return Dataset(sets[0], sets[1], classes, clients)
+        shape = common_shape(map(_picture, some), size)
+        train, test = (
+            ImageSet(
+                Pictures(map(_picture, part), len(part), shape),
+                _numbered((path.parts[-2] for path in part), classes),
+                _numbered((path.parts[-4] for path in part), clients)
+                if clients
+                else None,
+            )
+            for part in parts
+        )
+        return Dataset(train, test, classes, clients)
 
     key = f"{root.resolve()}/{size}/{(clients, classes)}{FORM}/{stamp(paths)}"
     return key, read
+
+
+def _numbered(names: Iterable[str], known: Sequence[str]) -> Integers:
+    """Return the place of each name among the known ones."""
+    places = {name: i for i, name in enumerate(known)}
+    return np.array([places[name] for name in names])
 
 
 def _picture(path: Path) -> Picture:
@@ -214,118 +204,26 @@ def array_files(settings: DataSettings) -> tuple[str, Read]:
     return f"arrays/2/{root.resolve()}/{stamp(paths)}", read
 
 
-def client_files(settings: DataSettings) -> tuple[str, Read]:
-    """Return the key of PFLlib's folders, and a function that reads them.
-
-    Raises
-    ------
-    SettingsError
-        If a folder is missing or empty, or a client has a file in only one of them;
-        later, if a file is unreadable or has other values than images and classes.
-    """
-    root = Path(settings.data_dir).expanduser()
-    names, tested = ({p.stem for p in (root / part).glob("*.npz")} for part in PARTS)
-    exist = bool(settings.data_dir) and bool(names) and names == tested
-    allowed = f"a directory with {PFLLIB_FORM}; both for every client"
-    require(exist, "data-dir", settings.data_dir, allowed)
-    clients = sorted(names, key=lambda name: (len(name), name))
-    train, test = ([root / part / f"{c}.npz" for c in clients] for part in PARTS)
-
-    def read_part(paths: list[Path]) -> ImageSet:
-        parts = [_read_pfllib(path) for path in paths]
-        owners = np.repeat(np.arange(len(paths)), [len(labels) for _, labels in parts])
-        # Clients without images lack the others' shape.
-        images = np.concatenate([own for own, labels in parts if len(labels)])
-        return ImageSet(images, np.concatenate([labels for _, labels in parts]), owners)
-
-    def read() -> Dataset:
-        with reading(root, "data-dir", PFLLIB_FORM):
-            sets = read_part(train), read_part(test)
-            count = 1 + int(max(part.labels.max() for part in sets))
-            return Dataset(*sets, tuple(map(str, range(count))), tuple(clients))
-
-    return f"pfllib/2/{root.resolve()}/{stamp([*train, *test])}", read
+def _read_images(path: Path) -> tuple[ImageSet, tuple[str, ...]]:
+    """Return the images of a file, and the names of the classes if it has them."""
+    # A pickle could run any code.
+    with np.load(path, allow_pickle=False) as file:
+        images, labels = file["images"], file["labels"]
+        names = file["classes"] if "classes" in file else np.empty(0, np.str_)
+    images = images[..., None] if images.ndim == 3 else images
+    _check(images.dtype == np.uint8 and images.ndim == 4 and 0 not in images.shape)
+    # Channels first are a frequent mistake.
+    _check(images.shape[1] not in (1, 3) or images.shape[3] <= 4)
+    _check((names.dtype.kind, names.ndim) == ("U", 1))
+    _check(labels.dtype.kind in "iu" and labels.shape == images.shape[:1])
+    # As many names of classes would fill the memory.
+    _check(0 <= labels.min() <= labels.max() < MAX_CLASSES)
+    return ImageSet(images, labels.astype(np.int64)), tuple(map(str, names))
 
 
 def _check(valid: bool) -> None:
     if not valid:
         raise ValueError("its arrays do not fit")
-
-
-def _labelled(images: Array, labels: Array) -> ImageSet:
-    """Return images, channels last, with their classes, if both are valid."""
-    _check(images.ndim == 4 and 0 not in images.shape)
-    _check(labels.dtype.kind in "iu" and labels.shape == images.shape[:1])
-    # As many names of classes would fill the memory.
-    _check(0 <= labels.min() <= labels.max() < MAX_CLASSES)
-    return ImageSet(images.astype(np.uint8, copy=False), labels.astype(np.int64))
-
-
-def _read_images(path: Path) -> tuple[ImageSet, tuple[str, ...]]:
-    """Return the images of a file, and the names of the classes if it has them."""
-    # A pickle could run any code.
-    with (
-        reading(path, "data-dir", ARRAYS_FORM),
-        np.load(path, allow_pickle=False) as file,
-    ):
-        images = file["images"]
-        names = file["classes"] if "classes" in file else np.empty(0, np.str_)
-        images = images[..., None] if images.ndim == 3 else images
-        _check(images.dtype == np.uint8)
-        _check((names.dtype.kind, names.ndim) == ("U", 1))
-        part = _labelled(images, file["labels"])
-        # Channels first are a frequent mistake.
-        _check(images.shape[1] not in (1, 3) or images.shape[3] <= 4)
-        return part, tuple(map(str, names))
-
-
-class _StandIn:
-    """Replaces NumPy's arrays and types, which are not safe to restore from a file."""
-
-    def __init__(self, *arguments: Any) -> None:
-        self.arguments, self.state = arguments, ()
-
-    def __setstate__(self, state: Any) -> None:
-        self.state = state
-
-
-class _Unpickler(pickle.Unpickler):
-    """Builds only dictionaries, lists, numbers, text and stand-ins for arrays."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in for a name of NumPy; refuse any other."""
-        # Older and newer versions of NumPy have the function in different modules.
-        if (module.partition(".")[0], name) not in PICKLED:
-            raise pickle.UnpicklingError(f"it names {module}.{name}")
-        return _StandIn
-
-
-def _array(pickled: Any) -> Array:
-    """Return the array of numbers that a stand-in describes."""
-    _, shape, dtype, is_fortran, data = pickled.state
-    if dtype.arguments[0] not in DTYPES:
-        raise ValueError(f"it has values of type {dtype.arguments[0]!r}")
-    kind = np.dtype(dtype.arguments[0]).newbyteorder(dtype.state[1])
-    return np.frombuffer(data, kind).reshape(shape, order="F" if is_fortran else "C")
-
-
-def _read_pfllib(path: Path) -> tuple[Array, Array]:
-    """Return 8-bit images, channels last, and labels of a client's file."""
-    with reading(path, "data-dir", PFLLIB_FORM):
-        with ZipFile(path) as archive, archive.open("data.npy") as file:
-            np.lib.format.read_magic(file)
-            np.lib.format.read_array_header_1_0(file)
-            (content,) = _Unpickler(io.BytesIO(file.read())).load().state[-1]
-        x, y = _array(content["x"]), _array(content["y"])
-        if not len(y):
-            return np.zeros(0, np.uint8), np.zeros(0, np.int64)
-        pixels = x.astype(np.float32) * 127.5 + 127.5
-        rounded = np.rint(pixels)
-        # Not true for NaN, either.
-        _check(bool(np.abs(pixels - rounded).max() < ROUNDING))
-        _check(rounded.min() >= 0 and rounded.max() <= 255 and x.shape[1] in (1, 3))
-        part = _labelled(rounded.transpose(0, 2, 3, 1), y)
-        return part.images, part.labels
 
 
 class Source(NamedTuple):
@@ -353,5 +251,4 @@ SOURCES = {
     "cifar100": Source(partial(_torchvision, "CIFAR100")),
     "image-folder": FOLDER,
     "arrays": Source(array_files),
-    "pfllib": Source(client_files),
 }

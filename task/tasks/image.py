@@ -37,11 +37,7 @@ DEFAULT_MODELS = {
 # code of FedRep's authors.
 RGB = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 GREY = ((0.1307,), (0.3081,))
-# PFLlib normalises each channel with mean and standard deviation 0.5.
-NORMALIZATION: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
-    "cifar100": ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
-    "pfllib": ((0.5,), (0.5,)),
-}
+CIFAR100 = ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
 
 # Flipping or cropping a character can turn it into another one.
 HANDWRITTEN = ("digits", "mnist", "emnist", "femnist")
@@ -214,7 +210,8 @@ class ImageTask(PartitionedTask):
                 f"grey images become RGB, as {self.model_name} takes no others",
             )
             channels = 3
-        mean, std = NORMALIZATION.get(name, RGB if channels == 3 else GREY)
+        usual_statistics = RGB if channels == 3 else GREY
+        mean, std = CIFAR100 if name == "cifar100" else usual_statistics
         self.mean, self.std = (
             torch.tensor(values).expand(channels) * 255 for values in (mean, std)
         )
