@@ -21,7 +21,7 @@ from flwr_frl.common.settings import Checked, PathText, reading, require, settin
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.data.cache import named_classes
 from flwr_frl.task.data.tables import HELD_OUT_SEED, class_name
-from flwr_frl.task.devices import seeded
+from flwr_frl.task.devices import CPU, seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.transformer import (
@@ -77,14 +77,8 @@ class RecurrentText(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(tokens, embedding)
-        self.lstm = nn.LSTM(
-            embedding,
-            width,
-            num_layers=2,
-            batch_first=True,
-            dropout=dropout,
-            bidirectional=bidirectional,
-        )
+        options = {"batch_first": True, "bidirectional": bidirectional}
+        self.lstm = nn.LSTM(embedding, width, 2, dropout=dropout, **options)
         self.dropout = nn.Dropout(dropout)
         self.every_position = every_position
 
@@ -221,8 +215,22 @@ class FileTask(BaseTask):
         self._examples = lru_cache(maxsize=32)(self._read)
 
     @abstractmethod
+    def _split(self, path: Path) -> tuple[ExampleSet, ExampleSet]:
+        """Return the training and test examples of a file."""
+
+    @abstractmethod
+    def _tokens(self, texts: list[str]) -> Tensor:
+        """Return the tokens of texts that are classified, shape (n, length)."""
+
     def _read(self, client: int) -> tuple[ExampleSet, ExampleSet]:
-        """Return a client's training and test examples."""
+        train, test = zip(*map(self._split, self.files[client]), strict=True)
+        return _joined(train), _joined(test)
+
+    def _labelled(self, path: Path) -> ExampleSet:
+        """Return the examples of a table."""
+        labels, texts = zip(*_rows(path), strict=True)
+        targets = torch.tensor([self.classes.index(label) for label in labels])
+        return ExampleSet(self._tokens([*texts]), targets)
 
     def _classes(self) -> tuple[str, ...]:
         """Return the classes in all files, also in those of unused clients."""
@@ -238,6 +246,10 @@ class FileTask(BaseTask):
     def test_examples(self, client: int) -> ExampleSet:
         """Return the examples from a client's text that are for testing."""
         return self._examples(client)[1]
+
+    def read(self, line: str) -> Tensor:
+        """Return the tokens of a text."""
+        return self._tokens([line])[0]
 
 
 class TextTask(FileTask):
@@ -298,18 +310,18 @@ class TextTask(FileTask):
         predict at every position.
         """
         if self.labelled:
-            return self._words(line)
+            return super().read(line)
         if len(line) < self.length and not self.every_position:
             line = line.rjust(self.length)
         return _characters(line[-self.length :])
 
-    def _read(self, client: int) -> tuple[ExampleSet, ExampleSet]:
-        read = self._labelled if self.labelled else self._windows_of
-        train, test = zip(*map(read, self.files[client]), strict=True)
-        return _joined(train), _joined(test)
-
-    def _windows_of(self, path: Path) -> tuple[ExampleSet, ExampleSet]:
-        """Return a text's training and test examples; windows do not overlap both."""
+    def _split(self, path: Path) -> tuple[ExampleSet, ExampleSet]:
+        """Return a file's examples. No window is partly for training and testing."""
+        if self.labelled:
+            examples = self._labelled(path)
+            cut = len(examples) - int(len(examples) * TEST_FRACTION)
+            rows = torch.arange(len(examples))
+            return examples.subset(rows[:cut]), examples.subset(rows[cut:])
         with reading(path, "data-dir"):
             codes = _characters(path.read_text(encoding="utf-8-sig"))
         tested = int(len(codes) * TEST_FRACTION)
@@ -317,15 +329,6 @@ class TextTask(FileTask):
         require(self.length < tested, "sequence-length", self.length, allowed)
         cut = len(codes) - tested
         return self._windows(codes[:cut]), self._windows(codes[cut:])
-
-    def _labelled(self, path: Path) -> tuple[ExampleSet, ExampleSet]:
-        """Return the training and test examples of a table."""
-        rows = _rows(path)
-        inputs = torch.stack([self._words(text) for _, text in rows])
-        targets = torch.tensor([self.classes.index(label) for label, _ in rows])
-        cut = len(rows) - int(len(rows) * TEST_FRACTION)
-        train = ExampleSet(inputs[:cut], targets[:cut])
-        return train, ExampleSet(inputs[cut:], targets[cut:])
 
     def _windows(self, codes: Tensor) -> ExampleSet:
         """Return the examples of a part of a text, as views without copies."""
@@ -338,10 +341,13 @@ class TextTask(FileTask):
         windows = codes.unfold(0, self.length, 1)[:-1]
         return ExampleSet(windows, codes[self.length :])
 
-    def _words(self, text: str) -> Tensor:
-        words = text.lower().split()[-self.length :]
-        codes = [crc32(word.encode()) % (WORDS - 1) + 1 for word in words]
-        return torch.tensor([0] * (self.length - len(codes)) + codes)
+    def _tokens(self, texts: list[str]) -> Tensor:
+        rows = []
+        for text in texts:
+            words = text.lower().split()[-self.length :]
+            codes = [crc32(word.encode()) % (WORDS - 1) + 1 for word in words]
+            rows.append([0] * (self.length - len(codes)) + codes)
+        return torch.tensor(rows)
 
 
 class TransformerText(FileTask):
@@ -388,22 +394,16 @@ class TransformerText(FileTask):
             width = int(transformer.config.hidden_size)  # type: ignore[arg-type, union-attr]
             return SplitModel(encoder, nn.Linear(width, len(self.classes)))
 
-    def read(self, line: str) -> Tensor:
-        """Return the tokens of a text."""
-        return self._tokens([line])[0]
-
-    def _read(self, client: int) -> tuple[ExampleSet, ExampleSet]:
-        rows = [row for file in self.files[client] for row in _rows(file)]
-        targets = torch.tensor([self.classes.index(label) for label, _ in rows])
-        examples = ExampleSet(self._tokens([text for _, text in rows]), targets)
-        n = len(rows)
+    def _split(self, path: Path) -> tuple[ExampleSet, ExampleSet]:
+        examples = self._labelled(path)
+        n = len(examples)
         order = np.random.default_rng([HELD_OUT_SEED, n]).permutation(n)
         cut = n - int(n * self.settings.test_fraction + 0.5)
-        train, test = (np.sort(part) for part in (order[:cut], order[cut:]))
-        return (
-            examples.subset(torch.from_numpy(train)),
-            examples.subset(torch.from_numpy(test)),
+        train, test = (
+            examples.subset(torch.from_numpy(np.sort(rows)))
+            for rows in (order[:cut], order[cut:])
         )
+        return train, test
 
     def _tokens(self, texts: list[str]) -> Tensor:
         encoded = self.tokenizer(
@@ -436,9 +436,10 @@ def _rows(path: Path) -> list[tuple[str, str]]:
 def _joined(parts: tuple[ExampleSet, ...]) -> ExampleSet:
     if len(parts) == 1:
         return parts[0]
+    whole = [part.moved(CPU) for part in parts]
     return ExampleSet(
-        torch.cat([part.inputs for part in parts]),
-        torch.cat([part.targets for part in parts]),
+        torch.cat([part.inputs for part in whole]),
+        torch.cat([part.targets for part in whole]),
     )
 
 
