@@ -7,7 +7,7 @@ written to the cache.
 import io
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
@@ -225,13 +225,9 @@ def _read(path: Path) -> Any:
         # Spreadsheets of some countries separate cells by semicolons.
         separator = chr(max(b",;\t", key=file.readline().count))
         file.seek(0)
-        table = csv.read_csv(
-            file,
-            parse_options=csv.ParseOptions(delimiter=separator),
-            convert_options=csv.ConvertOptions(
-                null_values=EMPTY, strings_can_be_null=True
-            ),
-        )
+        parse = csv.ParseOptions(delimiter=separator)
+        convert = csv.ConvertOptions(null_values=EMPTY, strings_can_be_null=True)
+        table = csv.read_csv(file, parse_options=parse, convert_options=convert)
         # The header may have blanks around names.
         return table.rename_columns([name.strip() for name in table.column_names])
 
@@ -265,20 +261,14 @@ def read_inputs(
     """
     from pyarrow import table as arrow_table
 
-    is_file = isinstance(source, Path)
     path = source if isinstance(source, Path) else Path("data frame")
-    valid = not is_file or path.suffix.lower() in FORMATS
-    require(valid, "file", str(path), f"a table: {', '.join(FORMATS)}")
     with reading(path, "file"):
-        rows = _read(path) if is_file else arrow_table(source)
-    absent = [name for name in columns if name not in rows.column_names]
-    if absent:
-        has = f"it has {_columns(rows.column_names)}"
-        line = f"{str(path)!r} lacks {_columns(absent)}; {has}"
-        raise SettingsError(line, "columns")
+        rows = _read(path) if isinstance(source, Path) else arrow_table(source)
+    names = ", ".join(rows.column_names)
+    allowed = f"also {', '.join({*columns} - {*rows.column_names})} among them"
+    is_complete = {*columns} <= {*rows.column_names}
+    require(is_complete, f"the list of columns of {path}", names, allowed, "columns")
     table = Table(rows, len(rows), [(path, len(rows))])
-    for name in columns:
-        _refuse_texts(table, name)
     return np.concatenate([_numbers(table, name, missing) for name in columns], axis=1)
 
 
@@ -308,9 +298,9 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
     """Return a data set; its images are decoded when it is written."""
     rows, n = table.rows, table.trained
     client = s.client_column.strip() or _client_column(rows)
-    inputs, label = _choose_columns(table, s, client)
+    inputs, label = _choose_columns(rows, s, client)
     clients, owners = _clients(table, client, bool(s.data_dir), alone)
-    is_image = _is_image(rows.schema.field(inputs[0]).type)
+    is_image = _is_image(rows[inputs[0]])
     targets, classes = _targets(table, label, s, is_image)
     numbers, notes = np.empty(0, np.float32), tuple[str, ...]()
     if not is_image:
@@ -346,7 +336,7 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
             f"{name!r} has no test split: {len(tested)} of the {n} examples are held "
             "out for testing",
         )
-    images: list[Any]
+    images: list[Any] = [numbers[part] for part in parts] if not is_image else []
     if is_image:
         cells = rows[inputs[0]]
         some = parts[0][:: -(-len(parts[0]) // INSPECTED)]
@@ -354,8 +344,6 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
         images = [
             Pictures(_sources(name, cells, part), len(part), shape) for part in parts
         ]
-    else:
-        images = [numbers[part] for part in parts]
     train, test = (
         ImageSet(own, targets[part], owners[part] if clients else None)
         for own, part in zip(images, parts, strict=True)
@@ -398,17 +386,17 @@ def _windows(
     keys = np.column_stack([series, tested])[order]
     edges = np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1
     starts: list[list[int]] = [[], []]
-    longest = 0
     for first, end in pairwise([0, *edges.tolist(), count]):
         length, cut = end - first, end if first < trained else first
-        longest = max(longest, length)
         if trained == count and length >= 2 * s.window:
             cut = end - max(int(length * s.test_fraction), s.window)
         step = s.stride or s.window
         starts[0] += range(first, cut - s.window + 1, step)
         starts[1] += range(cut, end - s.window + 1, step)
-    allowed = "fewer rows: the longest series of one client, and of one class if there "
-    allowed += f"are classes, has {longest}, for training and testing"
+    allowed = (
+        "fewer rows, so that a series of one client, and of one class if there are "
+    )
+    allowed += "classes, has windows for training and for testing"
     require(all(starts), "window", s.window, allowed)
     return order, [np.array(each) for each in starts]
 
@@ -438,61 +426,28 @@ def held_out(clients: Integers, fraction: float) -> Integers:
     return np.sort(np.concatenate(chosen))
 
 
-def _choose_columns(
-    table: Table, s: ColumnSettings, client: str
-) -> tuple[list[str], str]:
+def _choose_columns(rows: Any, s: ColumnSettings, client: str) -> tuple[list[str], str]:
     """Return the names of the input columns and of the label column."""
-    kinds = {field.name: field.type for field in table.rows.schema}
-    listed = f"of {_columns(kinds)}"
-    named = [*_class_names(table.rows)]
-    candidates = named or [n for n in LABEL_NAMES if n in kinds][:1]
+    columns = rows.column_names
+    # Names may contain line breaks.
+    listed = " ".join(f"of the columns {', '.join(columns)}".split())
+    candidates = [*_class_names(rows)] or [n for n in LABEL_NAMES if n in columns][:1]
     only = candidates[0] if len(candidates) == 1 else ""
     label = s.label_column.strip() or only
-    require(label in kinds, "label-column", label, f"one {listed}")
-    rest = {n: kind for n, kind in kinds.items() if n not in (label, client)}
-    images = [name for name, kind in rest.items() if _is_image(kind)]
-    numbers = [name for name, kind in rest.items() if _is_numeric(kind)]
-    lists = [name for name in numbers if hasattr(rest[name], "value_type")]
+    require(label in columns, "label-column", label, f"one {listed}")
+    rest = [name for name in columns if name not in (label, client)]
+    images = [name for name in rest if _is_image(rows[name])]
+    numbers = [name for name in rest if _is_numeric(rows[name])]
     inputs = [name.strip() for name in s.input_columns.split(",")]
     if not s.input_columns:
+        lists = [name for name in numbers if hasattr(rows[name].type, "value_type")]
         arrays = images or lists
         usual = [name for name in numbers if not _counts_rows(name)]
         inputs = arrays if len(arrays) == 1 else usual
-        # A mistake in one cell must not remove its column.
-        for name in () if inputs is arrays else rest:
-            if not _counts_rows(name):
-                _refuse_texts(table, name, FEW)
-    for name in inputs:
-        if name in kinds:
-            _refuse_texts(table, name)
-    usable = set(inputs) <= set(numbers) or inputs in [[name] for name in images]
+    usable = {*inputs} <= {*numbers} or inputs in [[name] for name in images]
     allowed = f"one column of images, or columns of numbers with commas, {listed}"
     require(bool(inputs) and usable, "input-columns", s.input_columns, allowed)
     return inputs, label
-
-
-def _columns(names: Iterable[str]) -> str:
-    """Return the names of columns, for messages."""
-    # They may contain line breaks.
-    return " ".join(f"the columns {', '.join(names)}".split())
-
-
-def _refuse_texts(table: Table, column: str, share: float = 1.0) -> None:
-    """Raise an error if some cells, but at most a share of them, are no numbers."""
-    from pyarrow import compute, types
-
-    cells = table.rows[column]
-    if not (types.is_string(cells.type) or types.is_large_string(cells.type)):
-        return
-    texts = compute.invert(compute.match_substring_regex(cells, NUMBER))
-    count = compute.sum(texts).as_py() or 0
-    if 0 < count <= share * (len(cells) - cells.null_count):
-        row = texts.index(True).as_py()
-        raise SettingsError(
-            f"column {column!r} has {cells[row].as_py()!r} in {table.place(row)}; "
-            "expected a number or an empty cell, or other input-columns",
-            "input-columns",
-        )
 
 
 def _words(name: str) -> set[str]:
@@ -523,21 +478,39 @@ def _class_names(table: Any) -> dict[str, tuple[str, ...]]:
     }
 
 
-def _is_image(kind: Any) -> bool:
+def _is_image(cells: Any) -> bool:
     """Return whether cells have the bytes of a file, as ``datasets`` stores images."""
     from pyarrow import types
 
-    return bool(types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
+    return bool(
+        types.is_struct(cells.type) and cells.type.get_field_index("bytes") >= 0
+    )
 
 
-def _is_numeric(kind: Any) -> bool:
-    """Return whether cells are numbers, or lists of numbers."""
-    from pyarrow import types
+def _is_numeric(cells: Any) -> bool:
+    """Return whether cells are numbers, or lists of numbers.
 
+    Columns of numbers with a few texts are columns of numbers, which have mistakes.
+    """
+    from pyarrow import compute, types
+
+    if (texts := _texts(cells)) is not None:
+        count = compute.sum(texts).as_py() or 0
+        return bool(0 < count <= FEW * (len(cells) - cells.null_count))
+    kind = cells.type
     while hasattr(kind, "value_type"):
         kind = kind.value_type
     tests = types.is_integer, types.is_floating, types.is_boolean
     return any(test(kind) for test in tests)
+
+
+def _texts(cells: Any) -> Any:
+    """Return which texts of a column are no numbers; None for other columns."""
+    from pyarrow import compute, types
+
+    if types.is_string(cells.type) or types.is_large_string(cells.type):
+        return compute.invert(compute.match_substring_regex(cells, NUMBER))
+    return None
 
 
 def _clients(
@@ -548,8 +521,8 @@ def _clients(
     if alone:
         return (), np.zeros(count, np.int64)
     if column:
-        names = table.rows.column_names
-        require(column in names, "client-column", column, f"one of {_columns(names)}")
+        allowed = f"one of the columns {_listed(table.rows.column_names)}"
+        require(column in table.rows.column_names, "client-column", column, allowed)
         _require_full(table, column, "client-column")
         cells = table.rows[column].to_numpy()
     else:
@@ -628,6 +601,11 @@ def _numbers(table: Table, column: str, missing: str) -> npt.NDArray[np.float32]
     Cells without a number are NaN if ``missing`` is ``mean``.
     """
     cells = table.rows[column]
+    texts = _texts(cells)
+    if texts is not None and (row := texts.index(True).as_py()) >= 0:
+        line = f"column {column!r} has {cells[row].as_py()!r} in {table.place(row)}; "
+        line += "expected a number or an empty cell, or other input-columns"
+        raise SettingsError(line, "input-columns")
     try:
         if hasattr(cells.type, "value_type"):
             values = np.array(cells.to_pylist(), np.float32)
