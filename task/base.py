@@ -5,7 +5,7 @@ Fingerprints show that two processes have the same examples.
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_frl.common.settings import ResourceError, SettingsError, require
-from flwr_frl.task.checks import Trials, check_head, check_model
+from flwr_frl.task.checks import check_head, check_model, check_part
 from flwr_frl.task.devices import CPU, seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import check_metrics
@@ -116,15 +116,16 @@ class BaseTask(ABC):
                 is_set = isinstance(examples, ExampleSet)
                 require(is_set, "the value", examples, allowed, "settings")
                 if len(examples) > 0:
-                    self._trials.check(self, part, examples)
+                    check_part(self, part, examples)
             except SettingsError as error:
                 name = self.client_names[client] if self.client_names else client
                 line = f"{part} examples of client {name}: {error}"
                 raise SettingsError(line, error.code) from error
 
     @cached_property
-    def _trials(self) -> Trials:
-        return Trials()
+    def accepted_forms(self) -> dict[Hashable, int]:
+        """Forms of tried examples, each with its number of classes, 0 for numbers."""
+        return {}
 
     @cached_property
     def _fingerprints(self) -> dict[int, str]:

@@ -32,38 +32,41 @@ if TYPE_CHECKING:
 FEW = 10
 
 
-class Trials:
-    """The forms of examples that a task has accepted, so that few clients are tried.
+def check_part(task: "Task", part: str, examples: ExampleSet) -> None:
+    """Raise `SettingsError` unless a task can be used with a client's examples.
 
-    A process may have 100,000 clients. Values are checked of all, but examples of an
-    accepted form are not tried again.
+    A process may have 100,000 clients. Values are checked of all, but examples of a
+    form that the task has accepted are not tried again.
+
+    Parameters
+    ----------
+    task : Task
+        The task, which remembers the accepted forms.
+    part : {"train", "test"}
+        Use of the examples.
+    examples : ExampleSet
+        At least one example.
     """
-
-    def __init__(self) -> None:
-        self.accepted: set[tuple[Any, ...]] = set()
-        # Number of outputs if targets are classes; 0 before the first trial.
-        self.classes = 0
-
-    def check(self, task: "Task", part: str, examples: ExampleSet) -> None:
-        """Raise `SettingsError` unless the task can be used with the examples."""
-        inputs, targets = examples.inputs, examples.targets
-        check_range(task, targets, self.classes or len(task.classes))
-        # Rows of mapped files are not read.
-        if examples.rows is None:
-            check_finite("inputs", inputs)
-        check_finite("targets", targets)
-        form = part, *((tuple(t.shape[1:]), t.dtype) for t in (inputs, targets))
-        if form in self.accepted:
-            return
-        if not self.accepted:
-            task.check_model(examples)
-        # Models, losses and metrics may draw random numbers.
-        with seeded(0):
-            outputs = try_examples(task, examples, training=part == "train")
-        if are_classes(targets, outputs.shape[1:2]):
-            self.classes = outputs.shape[1]
-            check_range(task, targets, self.classes)
-        self.accepted.add(form)
+    inputs, targets = examples.inputs, examples.targets
+    accepted = task.accepted_forms
+    classes = max(accepted.values(), default=0)
+    check_range(task, targets, classes or len(task.classes))
+    # Rows of mapped files are not read.
+    if examples.rows is None:
+        check_finite("inputs", inputs)
+    check_finite("targets", targets)
+    form = part, *((tuple(t.shape[1:]), t.dtype) for t in (inputs, targets))
+    if form in accepted:
+        return
+    if not accepted:
+        task.check_model(examples)
+    # Models, losses and metrics may draw random numbers.
+    with seeded(0):
+        outputs = try_examples(task, examples, training=part == "train")
+    if are_classes(targets, outputs.shape[1:2]):
+        classes = outputs.shape[1]
+        check_range(task, targets, classes)
+    accepted[form] = classes
 
 
 def try_examples(task: "Task", examples: ExampleSet, training: bool) -> Tensor:
@@ -149,9 +152,8 @@ def _check_shapes(task: "Task", outputs: Any, targets: Tensor) -> None:
         raise SettingsError(
             f"outputs have the shape {tuple(outputs.shape)}, targets ({targets.dtype}) "
             f"the shape {tuple(targets.shape)}, and classes has {count} names; integer "
-            "targets are classes: the outputs' second dimension, with an output for "
-            "each name; numbers are floats (targets.float()) of as many dimensions as "
-            "the outputs, (n, 1) for one number"
+            "targets are classes, with an output for each; numbers are floats of as "
+            "many dimensions as the outputs, (n, 1) for one number"
         )
 
 

@@ -8,10 +8,9 @@ from typing import Any, Self, cast
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from flwr_frl.common.settings import SettingsError, error_line
+from flwr_frl.common.settings import SettingsError, error_line, require
 
 # Examples are prepared in chunks: large enough that a chunk takes few tensor
 # operations, small enough that a large client never holds all its data as floats.
@@ -76,30 +75,24 @@ class ExampleSet:
         """Check types and lengths."""
         for name in ("inputs", "targets"):
             value = getattr(self, name)
-            if not isinstance(value, Tensor):
-                raise SettingsError(
-                    f"{name} is of type {type(value).__name__}; expected a tensor, "
-                    "torch.from_numpy of an array for example"
-                )
+            allowed = "a tensor, torch.from_numpy of an array for example"
+            require(isinstance(value, Tensor), name, type(value), allowed)
         dtype = self.targets.dtype
         if not dtype.is_floating_point and dtype not in (torch.int64, torch.bool):
             # torch would take uint8 targets for a mask when it indexes with them.
             object.__setattr__(self, "targets", self.targets.long())
         n = len(self.inputs if self.rows is None else self.rows)
         if n != len(self.targets):
-            raise SettingsError(
-                f"there are {n} inputs and {len(self.targets)} targets; there must be "
-                "one target per input"
+            line = f"there are {n} inputs and {len(self.targets)} targets"
+            raise SettingsError(f"{line}; expected one target per input")
+        if self.augment:
+            shape, channels = tuple(self.inputs.shape), (1, 3, 4)
+            valid = len(shape) == 4 and (
+                shape[3] in channels or shape[1] not in channels
             )
-        shape, channels = tuple(self.inputs.shape), (1, 3, 4)
-        if self.augment and (
-            len(shape) != 4 or (shape[1] in channels and shape[3] not in channels)
-        ):
-            raise SettingsError(
-                f"augment is True with inputs of shape {shape}; crops and flips want "
-                "images (n, height, width, channels), so apply inputs.permute(0, 2, 3, "
-                "1) if channels come first"
-            )
+            allowed = "images (n, height, width, channels) with augment=True; apply "
+            allowed += "inputs.permute(0, 2, 3, 1) if channels come first"
+            require(valid, "the shape of the inputs", shape, allowed, "augment")
 
     @classmethod
     def from_dataset(
@@ -132,14 +125,9 @@ class ExampleSet:
         Raises
         ------
         SettingsError
-            If an example cannot be read, examples differ in shape or are not numeric,
-            or ``dataset`` is a DataLoader.
+            If an example cannot be read, or examples differ in shape or are not
+            numeric. A DataLoader yields batches; pass its ``dataset``.
         """
-        if isinstance(dataset, DataLoader):
-            raise SettingsError(
-                "from_dataset is given a DataLoader, which yields batches; expected "
-                "its dataset (loader.dataset)"
-            )
         is_single = isinstance(inputs, int | str)
         columns = [inputs] if isinstance(inputs, int | str) else list(inputs)
         try:

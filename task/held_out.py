@@ -161,7 +161,7 @@ def fewer(task: Task, client: int, share: float, seed: int) -> Task:
 def changed(task: Task, attributes: Mapping[str, Any]) -> Task:
     """Return a copy of a task with some attributes replaced, which is not tried yet."""
     twin = copy.copy(task)
-    stale = ["_trials", "_fingerprints"]
+    stale = ["accepted_forms", "_fingerprints"]
     if not attributes.keys().isdisjoint(("initial_model", "seed")):
         stale.append("_initial")
     for name in stale:

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -40,19 +40,12 @@ RESERVED = frozenset(
 
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
     """Return scikit-learn's balanced accuracy: the mean recall of the classes."""
-    from sklearn.metrics import balanced_accuracy_score
-
-    return _scored(balanced_accuracy_score, outputs, targets)
+    return _scored("balanced_accuracy_score", outputs, targets)
 
 
 def macro_f1(outputs: Tensor, targets: Tensor) -> float:
     """Return scikit-learn's macro-F1 over all true and predicted classes."""
-    from sklearn.metrics import f1_score
-
-    def macro(true: Tensor, predicted: Tensor) -> float:
-        return float(f1_score(true, predicted, average="macro", zero_division=0.0))
-
-    return _scored(macro, outputs, targets)
+    return _scored("f1_score", outputs, targets, average="macro", zero_division=0.0)
 
 
 METRICS: Mapping[str, Metric] = {
@@ -61,17 +54,19 @@ METRICS: Mapping[str, Metric] = {
 }
 
 
-def _scored(
-    score: Callable[[Tensor, Tensor], float], outputs: Tensor, targets: Tensor
-) -> float:
-    # Targets that cross-entropy ignores have no class.
+def _scored(name: str, outputs: Tensor, targets: Tensor, **options: Any) -> float:
+    """Return a score of scikit-learn; NaN without a target that has a class."""
+    from sklearn import metrics
+
+    # Cross-entropy ignores targets below 0.
     counted = targets >= 0
     if not counted.any():
         return math.nan
+    true, predicted = targets[counted], outputs.argmax(1)[counted]
     with warnings.catch_warnings():
         # scikit-learn warns if a client has few classes, which is common here.
         warnings.simplefilter("ignore", UserWarning)
-        return float(score(targets[counted], outputs.argmax(1)[counted]))
+        return float(getattr(metrics, name)(true, predicted, **options))
 
 
 def named_metrics(text: str, task: "Task") -> dict[str, Metric]:

@@ -162,7 +162,10 @@ class TableTask(PartitionedTask):
         self.standardize = settings.standardize
         if self.standardize == "global" and not num_clients and not scaling:
             self.standardize = "client"
-            self.notes += ("a device standardises with the statistics of its own data",)
+            self.notes += (
+                'standardize="global" has the effect of "client": a device knows the '
+                "statistics of its own data only",
+            )
         if len(self.shape) == 2:
             # Windows of a series follow each other.
             self.overlap = -(-self.shape[1] // (settings.stride or self.shape[1])) - 1
