@@ -75,8 +75,9 @@ class ExampleSet:
         """Check types and lengths."""
         for name in ("inputs", "targets"):
             value = getattr(self, name)
-            allowed = "a tensor, torch.from_numpy of an array for example"
-            require(isinstance(value, Tensor), name, type(value), allowed)
+            if not isinstance(value, Tensor):
+                line = f"{name} is of type {type(value).__name__}; expected a tensor"
+                raise SettingsError(f"{line}, torch.from_numpy of an array for example")
         dtype = self.targets.dtype
         if not dtype.is_floating_point and dtype not in (torch.int64, torch.bool):
             # torch would take uint8 targets for a mask when it indexes with them.
