@@ -123,21 +123,20 @@ def mean_losses(
     outputs, targets : Tensor, shape (models, batch, ...)
         Outputs and targets of all models.
     weights : Tensor, shape (models, batch), optional
-        1 for examples and 0 for padding. The loss must be a mean over the examples.
+        1 for examples and 0 for padding, with cross-entropy and the squared error.
     """
     entropy = loss is functional.cross_entropy
     if entropy:
         flat = outputs.flatten(0, 1), targets.flatten(0, 1)
         each = functional.cross_entropy(*flat, reduction="none")
         each = each.reshape(*outputs.shape[:2], -1)
-    elif loss is functional.mse_loss and outputs.shape == targets.shape:
+    elif weights is not None or (
+        loss is functional.mse_loss and outputs.shape == targets.shape
+    ):
         each = functional.mse_loss(outputs, targets, reduction="none")
         each = each.reshape(*outputs.shape[:2], -1)
-    elif weights is None:
-        return vmap(loss)(outputs, targets)
     else:
-        each = vmap(vmap(lambda o, t: loss(o[None], t[None])))(outputs, targets)
-        each = each[..., None]
+        return vmap(loss)(outputs, targets)
     if weights is not None:
         counted = torch.where(weights > 0, each.mean(2), 0.0)
         return counted.sum(1) / weights.sum(1).clamp(min=1)

@@ -17,7 +17,6 @@ from torch.nn.modules.conv import _ConvNd
 from flwr_frl.common.settings import TrainingDivergedError, is_path
 from flwr_frl.task.devices import RngContext, current, differentiable
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet, are_classes
-from flwr_frl.task.models.layers import LAYERS
 from flwr_frl.task.models.split_model import (
     LARGE,
     Part,
@@ -27,7 +26,6 @@ from flwr_frl.task.models.split_model import (
 from flwr_frl.task.training.cohort import make
 from flwr_frl.task.training.sgd import (
     SGD,
-    Proximal,
     Regularizer,
     diverged,
     freeze,
@@ -44,14 +42,8 @@ from flwr_frl.task.training.stacked import (
     structure,
     tensors_of,
 )
-from flwr_frl.task.training.trainer import WeightedCrossEntropy
 from flwr_frl.task.types import Loss
 
-# Losses that are means over the examples.
-MEANS = (nn.functional.cross_entropy, nn.functional.mse_loss)
-# Modules that treat the examples of a batch independently, so that a batch can be
-# padded with zeros.
-PER_EXAMPLE = {SplitModel, nn.Sequential, nn.LayerNorm, *LAYERS}
 # Largest number of values of an input whose convolutions are faster together on a CPU
 # (``benchmarks/results/cohort.md``).
 MOST_PIXELS = 256
@@ -154,20 +146,6 @@ class TrainCall:
     def _trial_inputs(self) -> Tensor:
         return self.examples.on(current()).first(2)
 
-    @property
-    def can_be_padded(self) -> bool:
-        """True if model, loss and regularizer allow padding with examples of weight 0.
-
-        The examples of a batch must not affect each other. The value is equal for calls
-        with equal keys. Padding also requires that `PooledExamples.has_ignored` is
-        False, which `on_rows` checks.
-        """
-        independent = self.regularizer is None or type(self.regularizer) is Proximal
-        trained = self.model.head if self.has_features else self.model
-        modules = all(type(m) in PER_EXAMPLE for m in trained.modules())
-        mean = self.loss in MEANS or type(self.loss) is WeightedCrossEntropy
-        return independent and mean and modules
-
     def prepared(self) -> ExampleSet:
         """Freeze the model, and return the examples to train on, or their features."""
         freeze(self.model, self.part)
@@ -184,10 +162,10 @@ class TrainCall:
         examples, module = self.prepared(), model.part(self.part)
         forward = nn.Identity() if self.has_features else model.representation
         optimizer = sgd.optimizer(module)
+        terms = self.correction or {}
+        named = model.named_parameters() if terms else ()
         corrections = [
-            (parameter, self.correction[name])
-            for name, parameter in (model.named_parameters() if self.correction else ())
-            if self.correction and name in self.correction and parameter.requires_grad
+            (p, terms[n]) for n, p in named if n in terms and p.requires_grad
         ]
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
@@ -262,13 +240,11 @@ class TrainCall:
         objective = Objective(
             self.model, self.loss, self.regularizer, self.has_features
         )
-        training = StackedOptimizer(
-            self.model, state, objective, constants, correction, sgd
-        )
+        training = StackedOptimizer(objective, state, constants, correction, sgd)
         own = not self.has_features
         pool = pooled(tuple(examples)) if own else PooledExamples(examples)
         # cross_entropy is not a mean over the examples if it ignores some targets.
-        pads = self.can_be_padded and not pool.has_ignored
+        pads = objective.can_be_padded and not pool.has_ignored
         batches = StackedBatches(pool, self.epochs, sgd.batch_size, streams, pads)
         count, device = len(examples), examples[0].place
         means = torch.zeros(count, device=device)

@@ -7,9 +7,9 @@ torch's optimisers.
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +22,11 @@ from flwr_frl.task.models.layers import applied, mean_losses
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.training.sgd import SGD, Proximal
 from flwr_frl.task.training.trainer import clip_stacked
+from flwr_frl.task.types import Loss
 
 Tensors = dict[str, Tensor]
+# Losses that are means over the examples.
+MEANS = (nn.functional.cross_entropy, nn.functional.mse_loss)
 # torch's defaults for Adam.
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 # Pooled inputs are copied if they have at most this many bytes.
@@ -228,38 +231,35 @@ def structure(value: Any) -> Hashable:
     """
     if isinstance(value, Tensor):
         return value.shape, value.dtype
-    if isinstance(value, Mapping):
-        return tuple((name, structure(inner)) for name, inner in value.items())
-    if is_dataclass(value):
-        inner = [structure(getattr(value, field.name)) for field in fields(value)]
-        return type(value), tuple(inner)
+    if (parts := _parts(value)) is not None:
+        return type(value), *((name, structure(part)) for name, part in parts.items())
     hash(value)
-    same: Hashable = value
-    return same
+    return cast(Hashable, value)
 
 
 def tensors_of(value: Any) -> list[Tensor]:
     """Return the tensors in an object, in the order of `structure`."""
     if isinstance(value, Tensor):
         return [value]
-    if isinstance(value, Mapping):
-        return [tensor for inner in value.values() for tensor in tensors_of(inner)]
-    if is_dataclass(value):
-        parts = [getattr(value, field.name) for field in fields(value)]
-        return [tensor for inner in parts for tensor in tensors_of(inner)]
-    return []
+    parts = _parts(value) or {}
+    return [tensor for part in parts.values() for tensor in tensors_of(part)]
 
 
 def with_tensors(value: Any, tensors: Iterator[Tensor]) -> Any:
     """Return a copy of an object with its tensors replaced, in the same order."""
     if isinstance(value, Tensor):
         return next(tensors)
-    if isinstance(value, Mapping):
-        return {name: with_tensors(inner, tensors) for name, inner in value.items()}
+    if (parts := _parts(value)) is None:
+        return value
+    new = {name: with_tensors(part, tensors) for name, part in parts.items()}
+    return new if isinstance(value, Mapping) else replace(value, **new)
+
+
+def _parts(value: Any) -> Mapping[str, Any] | None:
+    """Return the parts of a mapping or a dataclass by name; None for other values."""
     if is_dataclass(value) and not isinstance(value, type):
-        parts = {field.name: getattr(value, field.name) for field in fields(value)}
-        return replace(value, **with_tensors(parts, tensors))
-    return value
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return value if isinstance(value, Mapping) else None
 
 
 def stacked(each: Sequence[Mapping[str, Tensor]]) -> Tensors:
@@ -270,30 +270,20 @@ def stacked(each: Sequence[Mapping[str, Tensor]]) -> Tensors:
     }
 
 
-class _RegularizerModule(nn.Module):
-    """A regularizer of a model as a module, for `functional_call`."""
+class _Holder(nn.Module):
+    """Calls functions that use a model, for `functional_call`."""
 
-    def __init__(self, model: SplitModel, regularizer: Any) -> None:
+    def __init__(self, model: SplitModel) -> None:
         super().__init__()
         self.model = model
-        self.regularizer = regularizer
 
-    def forward(
-        self, constants: list[Tensor], features: Tensor, targets: Tensor
-    ) -> Tensor:
-        """Return the value, with the regularizer's tensors replaced."""
-        regularizer = with_tensors(self.regularizer, iter(constants))
-        value: Tensor = regularizer(features, targets, self.model)
-        return value
+    def forward(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the function's result."""
+        return function(*arguments)
 
 
-def _called(module: nn.Module, state: Tensors, *arguments: Any) -> Any:
-    """Return the output of a module with a ``model`` whose tensors are replaced."""
-    named = {f"model.{name}": tensor for name, tensor in state.items()}
-    return functional_call(module, named, arguments)
-
-
-class Objective(nn.Module):
+@dataclass(frozen=True)
+class Objective:
     """The training objective: a loss of the model's outputs, and a regularizer.
 
     Parameters
@@ -309,76 +299,77 @@ class Objective(nn.Module):
         The inputs are already the representation's features.
     """
 
-    def __init__(
-        self,
-        model: SplitModel,
-        loss: Callable[[Tensor, Tensor], Tensor],
-        regularizer: Any = None,
-        features: bool = False,
-    ) -> None:
-        super().__init__()
-        self.model = model
-        self.loss = loss
-        self.regularizer = regularizer
-        self.features = features
+    model: SplitModel
+    loss: Loss
+    regularizer: Any = None
+    features: bool = False
 
-    def forward(
-        self,
-        constants: list[Tensor],
-        inputs: Tensor,
-        targets: Tensor,
-        weights: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the objective and the loss alone, of one model.
+    @property
+    def is_layered(self) -> bool:
+        """True if all modules that the objective applies are layers."""
+        model = self.model
+        return model.has_layered_head if self.features else model.is_layered
 
-        Parameters
-        ----------
-        constants : list of Tensor
-            The regularizer's tensors.
-        inputs, targets : Tensor, shape (batch, ...)
-            The batch.
-        weights : Tensor, shape (batch,), optional
-            1 for examples and 0 for padding. The loss must be a mean over the examples.
+    @property
+    def can_be_padded(self) -> bool:
+        """True if batches may contain examples of weight 0, which affect no others.
+
+        This requires targets of which cross-entropy ignores none.
         """
-        features = inputs if self.features else self.model.representation(inputs)
-        outputs = self.model.head(features)
-        if weights is None:
-            value = self.loss(outputs, targets)
-        else:
-            each = vmap(lambda o, t: self.loss(o[None], t[None]))(outputs, targets)
-            counted = torch.where(weights > 0, each, 0.0)
-            value = counted.sum() / weights.sum().clamp(min=1)
-        if self.regularizer is None:
-            return value, value
-        regularizer = with_tensors(self.regularizer, iter(constants))
-        return value + regularizer(features, targets, self.model), value
+        plain = self.regularizer is None or type(self.regularizer) is Proximal
+        return plain and self.is_layered and self.loss in MEANS
 
-    def together(
+    def _together(
         self, state: Tensors, batch: Sequence[Tensor], constants: list[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Return the values of `forward` for several models, each of shape (models,).
+        """Return the models' objectives and their losses alone, of shape (models,).
 
-        Parameters
-        ----------
-        state : dict of str to Tensor
-            The models' stacked tensors.
-        batch : sequence of Tensor, shape (models, batch, ...)
-            Inputs, targets and, optionally, weights.
-        constants : list of Tensor
-            The regularizers' stacked tensors.
+        See `gradients` for the parameters.
         """
-        model = self.model
-        if model.has_layered_head if self.features else model.is_layered:
+        if self.is_layered:
             return self._layer_by_layer(state, constants, *batch)
         if batch[0].device.type != "cpu":
             # `vmap` cannot map CUDA's batch norms of channels-last images, which
             # channels-last weights return, too.
             batch = [tensor.contiguous() for tensor in batch]
             state = {name: tensor.contiguous() for name, tensor in state.items()}
-        values: tuple[Tensor, Tensor] = vmap(partial(_called, self))(
-            state, constants, *batch
+        values: tuple[Tensor, Tensor] = self._mapped(
+            self._of_one, state, constants, *batch
         )
         return values
+
+    def _of_one(
+        self, constants: list[Tensor], inputs: Tensor, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return the objective and the loss alone, of one model."""
+        features = inputs if self.features else self.model.representation(inputs)
+        value = self.loss(self.model.head(features), targets)
+        if self.regularizer is None:
+            return value, value
+        return value + self._regularized(constants, features, targets), value
+
+    def _regularized(
+        self, constants: list[Tensor], features: Tensor, targets: Tensor
+    ) -> Tensor:
+        """Return the regularizer of one model."""
+        regularizer = with_tensors(self.regularizer, iter(constants))
+        value: Tensor = regularizer(features, targets, self.model)
+        return value
+
+    def _mapped(
+        self, function: Callable[..., Any], state: Tensors, *arguments: Any
+    ) -> Any:
+        """Return the results of a function that uses the model, for several models."""
+
+        def of_one(tensors: Tensors, *arguments: Any) -> Any:
+            named = {f"model.{name}": tensor for name, tensor in tensors.items()}
+            return functional_call(self._holder, named, (function, *arguments))
+
+        return vmap(of_one)(state, *arguments)
+
+    @cached_property
+    def _holder(self) -> _Holder:
+        return _Holder(self.model)
 
     def _layer_by_layer(
         self,
@@ -398,8 +389,8 @@ class Objective(nn.Module):
         if type(self.regularizer) is Proximal:
             term = self._proximal(state, constants, features)
         else:
-            module = _RegularizerModule(model, self.regularizer)
-            term = vmap(partial(_called, module))(state, constants, features, targets)
+            arguments = state, constants, features, targets
+            term = self._mapped(self._regularized, *arguments)
         return value + term, value
 
     def _proximal(
@@ -431,7 +422,9 @@ class Objective(nn.Module):
         names : sequence of str
             Parameters to differentiate by.
         batch, constants
-            See `together`.
+            The stacked batches, each of shape (models, batch, ...): inputs, targets
+            and, if there are padded examples, weights; and the stacked tensors of the
+            regularizers.
 
         Returns
         -------
@@ -442,24 +435,23 @@ class Objective(nn.Module):
         """
         state = {name: tensor.detach() for name, tensor in state.items()}
         trained = [state[name].requires_grad_() for name in names]
-        objective, losses = self.together(state, batch, constants)
+        objective, losses = self._together(state, batch, constants)
         if not objective.requires_grad:  # A representation may have no parameters.
             return [None for _ in names], losses
         gradients = torch.autograd.grad(objective.sum(), trained, allow_unused=True)
         return list(gradients), losses.detach()
 
 
+@dataclass(frozen=True)
 class StackedOptimizer:
     """Steps of several models at once with SGD, Adam or AdamW, as in torch.
 
     Parameters
     ----------
-    model : SplitModel
-        Any of the models; parameters that require gradients are trained.
+    objective : Objective
+        The objective; parameters of its model that require gradients are trained.
     state : dict of str to Tensor
         The models' stacked tensors, which are changed in place.
-    objective : Objective
-        The objective of the model.
     constants : list of Tensor
         The regularizers' stacked tensors.
     correction : dict of str to Tensor
@@ -468,27 +460,22 @@ class StackedOptimizer:
         The optimiser and its hyper-parameters.
     """
 
-    def __init__(
-        self,
-        model: SplitModel,
-        state: Tensors,
-        objective: Objective,
-        constants: list[Tensor],
-        correction: Tensors,
-        sgd: SGD,
-    ) -> None:
-        self.state = state
-        self.objective = objective
-        self.constants = constants
-        self.correction = correction
-        self.sgd = sgd
-        self.trained = [
-            name
-            for name, parameter in model.structure.parameters.items()
-            if parameter.requires_grad
-        ]
-        self.update = _sgd_step if sgd.optimizer_ == "sgd" else _adam_step
-        self.moments = {n: _initial_moments(self.state[n], sgd) for n in self.trained}
+    objective: Objective
+    state: Tensors
+    constants: list[Tensor]
+    correction: Tensors
+    sgd: SGD
+
+    @cached_property
+    def trained(self) -> list[str]:
+        """Names of the trained parameters."""
+        parameters = self.objective.model.structure.parameters
+        return [name for name, p in parameters.items() if p.requires_grad]
+
+    @cached_property
+    def moments(self) -> dict[str, list[Tensor]]:
+        """Stacked moments of the trained parameters."""
+        return {n: _initial_moments(self.state[n], self.sgd) for n in self.trained}
 
     def step(self, batch: StackedBatch) -> Tensor:
         """Make a step of the models that have a batch.
@@ -522,10 +509,11 @@ class StackedOptimizer:
                 present[name] = gradient
         if self.sgd.max_gradient_norm:
             present = clip_stacked(present, self.sgd.max_gradient_norm)
+        update = _sgd_step if self.sgd.optimizer_ == "sgd" else _adam_step
         for name, gradient in present.items():
             moments = [chosen(moment) for moment in self.moments[name]]
             decay = 0.0 if self.sgd.is_bias(name) else self.sgd.weight_decay
-            self.update(state[name], gradient, moments, self.sgd, decay)
+            update(state[name], gradient, moments, self.sgd, decay)
             if members is not None:
                 for moment, new in zip(self.moments[name], moments, strict=True):
                     moment[members] = new

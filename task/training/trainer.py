@@ -3,6 +3,7 @@
 import inspect
 import math
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Self
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 OPTIMIZERS = {"sgd": "", "adam": "torch.optim:Adam", "adamw": "torch.optim:AdamW"}
 # Added to a norm by which gradients are divided, as in torch.
 SMALLEST_NORM = 1e-6
-# Forms of the setting `class-weights`
-WEIGHTS = "none, balanced or a weight of each class, separated by commas"
 # The schedule `step` multiplies the learning rate by the factor at these shares of the
 # rounds after the warm-up, as ResNets are trained (He et al., CVPR 2016).
 STEP_FACTOR, STEPS_AT = 0.1, (0.5, 0.75)
+# Forms of the setting `class-weights`
+WEIGHTS = "none, balanced or a weight of each class, separated by commas"
 SCHEDULES = "constant, step, step:EVERY:FACTOR or cosine"
 
 # Maps the number of rounds since the warm-up, and that of all rounds after the warm-up,
@@ -237,14 +238,12 @@ def parse_weights(text: str) -> tuple[float, ...]:
     SettingsError
         If the text is invalid.
     """
-    if text in ("none", "balanced"):
-        return ()
-    try:
-        weights = tuple(float(number) for number in text.split(","))
+    weights: tuple[float, ...] = ()
+    if text not in ("none", "balanced"):
+        with suppress(ValueError):
+            weights = tuple(map(float, text.split(",")))
         valid = all(0 <= w < math.inf for w in weights) and any(weights)
-    except ValueError:
-        valid = False
-    require(valid, "class-weights", text, WEIGHTS)
+        require(valid, "class-weights", text, WEIGHTS)
     return weights
 
 
@@ -268,18 +267,14 @@ def weighted(text: str, task: "Task", examples: ExampleSet) -> WeightedCrossEntr
     """
     targets, count = examples.targets, len(task.classes or ())
     is_entropy = task.loss is nn.functional.cross_entropy
-    valid = count and is_entropy and not targets.is_floating_point()
     allowed = "none with a task whose loss is not the cross-entropy of classes"
-    require(bool(valid), "class-weights", text, allowed)
+    valid = count > 0 and is_entropy and not targets.is_floating_point()
+    require(valid, "class-weights", text, allowed)
     weights = parse_weights(text)
-    if weights:
-        allowed = f"{count} weights, one of each class"
-        require(len(weights) == count, "class-weights", text, allowed)
-        return WeightedCrossEntropy(weights)
-    counts = torch.bincount(targets[targets >= 0].flatten(), minlength=count).tolist()
-    present = sum(n > 0 for n in counts)
-    # The mean weight of the client's examples is 1.
-    total = sum(counts)
-    return WeightedCrossEntropy(
-        tuple(total / (present * n) if n else 1.0 for n in counts)
-    )
+    if text == "balanced":
+        counts = torch.bincount(targets[targets >= 0].flatten(), minlength=count)
+        present, total = int((counts > 0).sum()), int(counts.sum())
+        # The mean weight of the client's examples is 1.
+        weights = tuple(total / (present * n) if n else 1.0 for n in counts.tolist())
+    require(len(weights) == count, "class-weights", text, f"{count} weights, one each")
+    return WeightedCrossEntropy(weights)
