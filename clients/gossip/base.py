@@ -11,7 +11,6 @@ row, and nodes of one process have a row each (`flwr_frl.clients.gossip.together
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
-from itertools import chain
 from logging import WARNING
 from typing import Any, NamedTuple, cast
 
@@ -305,46 +304,25 @@ class Node(GraphClient):
         list of int
             The number of messages that each node has refused.
         """
-        n, known = len(relayed), known or {}
-        data = list(chain.from_iterable(each.data for each in relayed))
-        index = {message: i for i, message in enumerate(dict.fromkeys(data))}
-        vectors, errors = list[Tensor](), dict[int, ValueError]()
-        for message, i in index.items():
-            try:
-                vector = known[message] if message in known else self.decode(message)
-            except ValueError as error:
-                vector, errors[i] = torch.zeros(self.dimension), error
-            vectors.append(vector.to(self._device))
-        receivers = np.repeat(np.arange(n), [len(each.data) for each in relayed])
-        columns = np.array([index[message] for message in data], np.int64)
-        weights = np.array(
-            list(chain.from_iterable(each.weights for each in relayed)), np.float32
-        )
-        refused = [0] * n
-        if errors:
-            senders = list(chain.from_iterable(each.senders for each in relayed))
-            for k in np.flatnonzero(np.isin(columns, list(errors))):
-                weights[k] = 0
-                refused[receivers[k]] += 1
-                self.refuse(senders[k], errors[columns[k]])
-        weighted_sum, weight = torch.zeros_like(self.x), self.x.new_zeros(n, 1)
-        if n == 1:
-            # Not every device has sparse matrices.
-            for i, w in zip(columns.tolist(), weights.tolist(), strict=True):
-                weighted_sum.add_(vectors[i], alpha=w)
-                weight += w
-        elif vectors:
-            matrix = torch.sparse_coo_tensor(
-                torch.from_numpy(np.stack([receivers, columns])),
-                torch.from_numpy(weights),
-                (n, len(vectors)),
-                check_invariants=False,
-            ).to(self._device)
-            weighted_sum = matrix @ torch.stack(vectors)
-            weight = matrix @ self.x.new_ones(len(vectors), 1)
-        neighbours = torch.tensor([[config["neighbour-weight"]] for config in configs])
+        vectors, refused = dict(known or {}), [0] * len(relayed)
+        total = torch.zeros_like(self.x)
+        weights = np.zeros((len(relayed), 1), np.float32)
+        # One vector at a time: not every device has sparse matrices.
+        for i, (row, messages) in enumerate(zip(total.unbind(), relayed, strict=True)):
+            for sender, weight, data in zip(*messages, strict=True):
+                try:
+                    if data not in vectors:
+                        vectors[data] = self.decode(data).to(self._device)
+                except ValueError as error:
+                    self.refuse(sender, error)
+                    refused[i] += 1
+                    continue
+                row.add_(vectors[data], alpha=weight)
+                weights[i] += weight
+        of_senders = torch.from_numpy(weights).to(self._device)
+        of_all = self.x.new_tensor([[each["neighbour-weight"]] for each in configs])
         step = float(configs[0]["consensus-step"])
-        self.mix(Exchange(weighted_sum, weight, neighbours.to(self._device), step))
+        self.mix(Exchange(total, of_senders, of_all, step))
         return refused
 
     def messages(
