@@ -64,7 +64,7 @@ class Network:
         )
         state.copy = state.copy + decoded
         state.known = state.known + decoded[self._sender]
-        self.algorithm.iterate(state, [self.noise.at(t)])
+        self.algorithm.iterate(state, *self.noise.at(t))
         # The algorithms use λ_ij for λ_ji (section 4.3.1): g must be symmetric.
         np.testing.assert_allclose(
             state.duals, state.duals[self._reverse], rtol=1e-9, atol=1e-12

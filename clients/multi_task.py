@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -87,9 +88,6 @@ class MultiTaskClient(GraphClient):
         ``theory`` is 1 / T for T rounds (theorem 4).
     bandit_direction : {"sphere", "bernoulli", "gaussian"}, default "sphere"
         Distribution of the perturbations of bandit feedback (section 4.4.1).
-    primal_steps : int, default 1
-        Number of updates of the parameters between two exchanges. The chapter has 1,
-        and local iterations as future work (section 4.6).
     seed : int, default 0
         Seed of a random start, the samples, the perturbations and random compressors.
     num_server_rounds : int, default 30
@@ -101,9 +99,6 @@ class MultiTaskClient(GraphClient):
         of its head. Only these are sent to the neighbours.
     batch_size : int, default 10
         Examples per step.
-    averaged_output : bool, default False
-        Use the mean of the parameters of all iterations as a node's model, as in the
-        theory, instead of the last ones.
     """
 
     personal = WHOLE
@@ -119,13 +114,11 @@ class MultiTaskClient(GraphClient):
         setting("0", form="theory or a number, at least 0")
     )
     bandit_direction: Direction = setting("sphere")
-    primal_steps: int = setting(1, ge=1)
     seed: int = setting(0, ge=0)
     num_server_rounds: int = setting(30, ge=1)
     constraint_bound: float = setting(1.0, ge=0, unused_if=SYNTHETIC)
     constrained_part: Literal["all", "head"] = setting("all", unused_if=SYNTHETIC)
     batch_size: int = setting(10, ge=1, unused_if=SYNTHETIC)
-    averaged_output: bool = setting(False, unused_if=SYNTHETIC)
     # Radius of X if the setting is ``auto``.
     default_radius: ClassVar[float] = math.inf
     # Least weight of a node in the mean of the costs.
@@ -171,7 +164,9 @@ class MultiTaskClient(GraphClient):
         """Return the costs, constraints and noise of a node with these edges."""
         examples = train_examples(self.task, self._index).on(self._device)
         loss, size, node = self.task.loss, self.settings.batch_size, int(pairs[0, 0])
-        problem = ModelProblem(node, self.model, examples, loss, size)
+        sgd = SGD(batch_size=size)
+        examples = trainable_examples(self.model, examples, sgd)
+        problem = ModelProblem(node, self.model, self.flat, examples, loss, sgd)
         offsets = np.full(len(pairs), -self.settings.constraint_bound)
         noise = Noise(problem, self.settings.seed, self.direction, block=1)
         return problem, Proximity(pairs, offsets), noise
@@ -187,14 +182,13 @@ class MultiTaskClient(GraphClient):
         """
         losses = cast(ModelProblem, algorithm.problem).losses
         if not losses:
-            samples, _ = noise.at(state.iteration * self.settings.primal_steps + 1)
+            samples, _ = noise.at(state.iteration + 1)
             return float(algorithm.problem.value(algorithm.point(state), samples)[0])
         return float(np.mean(losses))
 
     def output(self, algorithm: SaddlePoint, state: State) -> Float64s:
         """Return the parameters of this node's model, shape (1, d)."""
-        averaged = self.settings.averaged_output and state.iteration > 0
-        return state.average if averaged else algorithm.point(state)
+        return algorithm.point(state)
 
     def tested(self, algorithm: SaddlePoint, state: State) -> EvaluateResult:
         """Test this node's model on its test examples, with the task's metrics."""
@@ -217,9 +211,7 @@ class MultiTaskClient(GraphClient):
         else:
             state = State.from_arrays(self.stored)
             algorithm.receive(state, self.decoded(config, state.iteration))
-            steps = self.settings.primal_steps
-            first = state.iteration * steps + 1
-            algorithm.iterate(state, map(noise.at, range(first, first + steps)))
+            algorithm.iterate(state, *noise.at(state.iteration + 1))
             if not np.isfinite(state.raw.astype(np.float32)).all():
                 raise TrainingDivergedError(
                     f"a parameter is not finite after iteration {state.iteration} with "
@@ -370,6 +362,7 @@ def _drawn(
     return problem, constraint, Noise(problem, seed, direction)
 
 
+@dataclass(eq=False)
 class ModelProblem:
     """The cost f_i of one node: the mean loss of its model on a batch of its examples.
 
@@ -384,46 +377,44 @@ class ModelProblem:
     model : SplitModel
         The model, which is in training mode from the first cost on. Its buffers, such
         as batch-norm statistics, change with every cost.
+    flat : FlatParameters
+        Its parameters.
     examples : ExampleSet
         The node's training examples.
     loss : callable
         Maps a batch's outputs and targets to the mean over the batch.
-    batch_size : int
-        Examples per batch, drawn without replacement; all if there are fewer.
-
-    Attributes
-    ----------
+    sgd : SGD
+        Has the number of examples per batch, drawn without replacement; all if there
+        are fewer.
     losses : list of float
         The costs so far.
     """
 
-    def __init__(
-        self,
-        node: int,
-        model: SplitModel,
-        examples: ExampleSet,
-        loss: Loss,
-        batch_size: int,
-    ) -> None:
-        self.nodes = (node,)
-        self.losses: list[float] = []
-        self._model, self._loss = model, loss
-        self._flat = FlatParameters.of(model)
-        self._settings = SGD(batch_size=batch_size)
-        self._examples = trainable_examples(model, examples, self._settings)
-        self._batch: tuple[npt.NDArray[np.generic], Batch] | None = None
+    node: int
+    model: SplitModel
+    flat: FlatParameters
+    examples: ExampleSet
+    loss: Loss
+    sgd: SGD
+    losses: list[float] = field(default_factory=list)
+    _batch: tuple[npt.NDArray[np.generic], Batch] | None = None
+
+    @property
+    def nodes(self) -> tuple[int]:
+        """Number of the node."""
+        return (self.node,)
 
     @property
     def dimension(self) -> int:
         """Number of parameters d."""
-        return len(self._flat.vector)
+        return len(self.flat.vector)
 
     def draw(
         self, row: int, generator: np.random.Generator, count: int
     ) -> npt.NDArray[np.float64]:
         """Draw batches of indices of the node's examples, shape (count, batch size)."""
-        n = len(self._examples)
-        size = min(n, self._settings.batch_size)
+        n = len(self.examples)
+        size = min(n, self.sgd.batch_size)
         drawn = [generator.choice(n, size, replace=False) for _ in range(count)]
         return np.array(drawn, np.float64)
 
@@ -433,30 +424,30 @@ class ModelProblem:
         inputs, targets = self._prepare(x, samples)
         if not count_targets(targets):
             return np.zeros(1)
-        loss = self._loss(self._model(inputs), targets).item()
+        loss = self.loss(self.model(inputs), targets).item()
         self.losses.append(loss)
         return np.array([loss])
 
     def gradient(self, x: Float64s, samples: Float64s) -> Float64s:
         """Return the gradient of the loss, shape (1, d); see `value`."""
         inputs, targets = self._prepare(x, samples)
-        self._flat.gradient.zero_()
+        self.flat.gradient.zero_()
         if count_targets(targets):
-            arguments = inputs, targets, self._loss, self._settings
-            self.losses.append(gradient(self._model, *arguments).item())
-        return to_numpy(self._flat.gradient)[None].astype(np.float64)
+            loss = gradient(self.model, inputs, targets, self.loss, self.sgd)
+            self.losses.append(loss.item())
+        return to_numpy(self.flat.gradient)[None].astype(np.float64)
 
     def _prepare(self, x: Float64s, samples: Float64s) -> Batch:
         """Load parameters into the model, and return a batch of its examples."""
-        load(self._flat, x)
-        self._model.train()
+        load(self.flat, x)
+        self.model.train()
         # Both values of bandit feedback use the same batch with the same augmentation.
         if self._batch is None or self._batch[0] is not samples:
-            mask = torch.zeros(len(self._examples), dtype=torch.bool)
+            mask = torch.zeros(len(self.examples), dtype=torch.bool)
             mask[samples[0].astype(np.int64)] = True
-            self._batch = samples, self._examples.chosen(mask)
+            self._batch = samples, self.examples.chosen(mask)
         inputs, targets = self._batch[1]
-        device = self._flat.vector.device
+        device = self.flat.vector.device
         return inputs.to(device), targets.to(device)
 
 

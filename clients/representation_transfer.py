@@ -23,11 +23,9 @@ from flwr_frl.clients.device.evaluation import measure
 from flwr_frl.clients.device.groups import (
     REPRESENTATION,
     Groups,
-    Tensors,
     array_names,
     to_numpy,
     to_tensors,
-    under,
 )
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.settings import Checked, require, setting
@@ -49,8 +47,8 @@ from flwr_frl.task.transfer import (
     phase_two_descent,
 )
 
-# Prefixes of arrays that a target saves after phase 2 only.
-SOURCES, PHASE_ONE = "representation.sources.", "phase-1."
+# Prefix of arrays that a target saves after phase 2 only.
+SOURCES = "representation.sources."
 
 
 @dataclass(frozen=True)
@@ -194,9 +192,8 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
         """Return a model on the features of all m sources, given arrays (m, …).
 
         The result contains ``representation.basis``, of shape (features of all sources,
-        q), and the linear head. After phase 2 it also contains the trained sources, and
-        basis and head of phase 1 under ``phase-1.``. The loss is the mean over the last
-        epoch.
+        q), and the linear head. After phase 2 it also contains the trained sources. The
+        loss is the mean over the last epoch.
         """
         examples, epochs = self.train_examples, self.settings.phase_two_epochs
         n, first = len(examples), examples
@@ -204,18 +201,14 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
             allowed = "0 for a target with one example, as each phase needs one"
             require(n > 1, "phase-two-epochs", epochs, allowed)
             order = torch.randperm(n)
-            first, examples = (
-                examples.subset(half) for half in (order[: n // 2], order[n // 2 :])
-            )
+            first = examples.subset(order[: n // 2])
+            examples = examples.subset(order[n // 2 :])
         model, loss = self.phase_one(parameters, first)
-        arrays = {name: to_numpy(t).copy() for name, t in model.state_dict().items()}
-        learned = {n: a for n, a in arrays.items() if not n.startswith(SOURCES)}
-        if not epochs:
-            return learned, loss
-        # Section 5.3.2
-        loss = train(model, "all", examples, self._loss, epochs, self.settings)
-        trained = {name: to_numpy(t) for name, t in model.state_dict().items()}
-        return {**trained, **{PHASE_ONE + n: a for n, a in learned.items()}}, loss
+        arrays = {name: to_numpy(t) for name, t in model.state_dict().items()}
+        if epochs:  # Section 5.3.2
+            loss = train(model, "all", examples, self._loss, epochs, self.settings)
+            return arrays, loss
+        return {n: a for n, a in arrays.items() if not n.startswith(SOURCES)}, loss
 
     def phase_one(
         self, parameters: NDArrays, examples: ExampleSet
@@ -258,32 +251,17 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
         return head.to(self._device)
 
     def test_target(self, parameters: NDArrays, saved: Arrays) -> EvaluateResult:
-        """Test this target's model.
-
-        After phase 2, the metrics include those of phase 1, with the suffix
-        ``-phase-1``.
-        """
+        """Test this target's model; sources that were not trained are received."""
         examples = test_examples(self.task, self._index)
         if len(examples) == 0:
             return 0.0, 0, {}
-        tensors = to_tensors(saved, self._device)
-        before = under(PHASE_ONE, tensors)
-        loss, metrics = self._tested(parameters, tensors, examples)
-        if before:
-            first_loss, first = self._tested(parameters, before, examples)
-            for name, value in {"loss": first_loss, **first}.items():
-                metrics[f"{name}-phase-1"] = value
-        return loss, len(examples), metrics
-
-    def _tested(
-        self, parameters: NDArrays, saved: Tensors, examples: ExampleSet
-    ) -> tuple[float, Config]:
-        """Return loss and metrics of a saved model; sources not in it are received."""
+        state = to_tensors(saved, self._device)
         combined = self.combined(parameters, _has_positions(examples.targets))
-        combined.basis = nn.Parameter(saved[f"{REPRESENTATION}basis"])
-        model = SplitModel(combined, self.head(combined, len(saved["head.weight"])))
-        model.load_state_dict(saved, strict=False)
-        return measure(self.task, model, examples)
+        combined.basis = nn.Parameter(state[f"{REPRESENTATION}basis"])
+        model = SplitModel(combined, self.head(combined, len(state["head.weight"])))
+        model.load_state_dict(state, strict=False)
+        loss, metrics = measure(self.task, model, examples)
+        return loss, len(examples), metrics
 
 
 class RepresentationTransferClient(
@@ -293,9 +271,8 @@ class RepresentationTransferClient(
 
     Source (equation 5.3): least squares determine only the product θ = B w, and any B
     whose span contains θ attains the minimum. We use the smallest: the direction
-    B = θ / ‖θ‖, while the head w = ‖θ‖ stays on the client. With k outputs
-    (``source-outputs``), B has the directions of the k products as columns. With fewer
-    samples than dimensions, θ is the least-norm solution.
+    B = θ / ‖θ‖, while the head w = ‖θ‖ stays on the client. With fewer samples than
+    dimensions, θ is the least-norm solution.
 
     Target (section 5.3): phase 1 fits a head on V to the first half of the samples, and
     phase 2 fits all parameters to the second half (see ``descent_steps``). The model
@@ -315,22 +292,19 @@ class RepresentationTransferClient(
     descent_steps: int = setting(0, ge=0)
 
     def get_parameters(self, config: Config) -> NDArrays:
-        """Return zeros in the shape (k, d) of the sources' Bᵀ."""
-        return [np.zeros((self.task.source_outputs, self.task.dimension))]
+        """Return zeros in the shape (1, d) of the sources' Bᵀ."""
+        return [np.zeros((1, self.task.dimension))]
 
     def fit_source(self, parameters: NDArrays, config: Config) -> FitResult:
-        """Fit y ≈ X B w, save wᵀ of shape (k, k), and send Bᵀ of shape (k, d)."""
+        """Fit y ≈ X B w, save w of shape (1, 1), and send Bᵀ of shape (1, d)."""
         x, y = self.task.draw(self._index)
-        columns = y.reshape(len(y), -1)
-        thetas = phase_two(np.zeros((x.shape[1], columns.shape[1])), x, columns).T
-        norms = [float(np.linalg.norm(theta)) for theta in thetas]
-        head = {"head.weight": np.diag(norms)}
+        theta = phase_two(np.zeros(x.shape[1]), x, y)
+        norm = float(np.linalg.norm(theta))
+        head = {"head.weight": np.array([[norm]])}
         self._state.save(head, int(config[SERVER_ROUND]))
-        loss = float(np.mean((columns - x @ thetas.T) ** 2))
-        # θ = 0 has no direction; its column of B is then 0, too.
-        scaled = zip(thetas, norms, strict=True)
-        directions = np.array([theta / (norm or 1.0) for theta, norm in scaled])
-        return [directions], len(y), {"train-loss": loss}
+        loss = float(np.mean((y - x @ theta) ** 2))
+        # θ = 0 has no direction; B is then 0, too.
+        return [theta[None] / (norm or 1.0)], len(y), {"train-loss": loss}
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
         """Return θ₁ as ``phase-1`` and θ₂ as ``phase-2``, given Vᵀ of shape (q, d).

@@ -20,7 +20,7 @@ these are exchanged. For the other entries, which no other node has, x̂_i equal
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, Protocol, Self
@@ -342,7 +342,7 @@ class SaddlePoint:
         """Add a message of each neighbour to its copy, in the order of the edges."""
         state.known = state.known + np.array(decoded)
 
-    def iterate(self, state: State, draws: Iterable[tuple[Float64s, Float64s]]) -> None:
+    def iterate(self, state: State, samples: Float64s, directions: Float64s) -> None:
         """Run the part of an iteration after the exchange.
 
         These are lines 6 to 12 of Algorithm 2, or lines 6 to 13 of Algorithm 3:
@@ -350,30 +350,25 @@ class SaddlePoint:
         x̃_i ← Π_X(x̃_i − η [∇f_i(x_i) + 2 Σ_j λ_ij ∇g_ij(x_i, x_j)]);
         λ_ij ← max(0, λ_ij + η [g_ij(x_i, x_j) − δ η λ_ij]).
 
-        Further updates of x̃_i are the same at x̃_i, as x_i has not changed, and with
-        the new λ_ij; the chapter names local iterations as future work (section 4.6).
-
         Parameters
         ----------
         state : State
             The state; updated.
-        draws : iterable of pairs of ndarray, shapes (n, s) and (n, d)
-            Samples and directions of each update of x̃_i; see `Noise.at`.
+        samples, directions : ndarray, shapes (n, s) and (n, d)
+            See `Noise.at`.
         """
         t, eta, duals = state.iteration + 1, self.step, state.duals
         x, neighbours = self.point(state), self._in_ball(state.known)
-        violation = self.constraint.value(self._ends(x), neighbours)
-        state.average = x / t + (t - 1) / t * state.average
+        ends = self._ends(x)
+        gradient = self._cost_gradient(x, samples, directions)
+        pull = duals[:, None] * self.constraint.gradient(ends, neighbours)
+        # The factor 2: L has a term for either end of an edge (equation 4.4).
+        gradient[:, self.private :] += 2 * np.add.reduceat(pull, self._first_edge)
+        violation = self.constraint.value(ends, neighbours)
         ascent = violation - self.regularizer * eta * duals
+        state.raw = self._projected(state.raw - eta * gradient)
         state.duals = np.maximum(duals + eta * ascent, 0)
-        for samples, directions in draws:
-            gradient = self._cost_gradient(x, samples, directions)
-            pull = duals[:, None] * self.constraint.gradient(self._ends(x), neighbours)
-            # The factor 2: L has a term for either end of an edge (equation 4.4).
-            pulls = 2 * np.add.reduceat(pull, self._first_edge)
-            gradient[:, self.private :] += pulls
-            state.raw = self._projected(state.raw - eta * gradient)
-            x, duals = state.raw, state.duals
+        state.average = x / t + (t - 1) / t * state.average
         state.iteration = t
 
     def _cost_gradient(self, x: Float64s, samples: Float64s, u: Float64s) -> Float64s:

@@ -63,8 +63,6 @@ class RegressionTask(BaseTask):
     # Number of the draw that is the test set, and its size if it is drawn.
     test_draw: int = 2**31
     test_samples: int | None = None
-    # Number of outputs of a source of representation transfer.
-    source_outputs: int = 1
 
     @abstractmethod
     def draw(
@@ -86,8 +84,8 @@ class RegressionTask(BaseTask):
         -------
         x : ndarray, shape (samples, dimension)
             Inputs.
-        y : ndarray, shape (samples,) or (samples, outputs)
-            Outputs; the model learns the first.
+        y : ndarray, shape (samples,)
+            Outputs.
         """
 
     adaptable = False
@@ -158,9 +156,7 @@ class RegressionTask(BaseTask):
 
 
 def _examples(x: Matrix, y: Matrix) -> ExampleSet:
-    # The model has one output, but y may have several columns.
-    y = y.reshape(len(y), -1)[:, :1].copy()
-    return ExampleSet(torch.from_numpy(x).float(), torch.from_numpy(y).float())
+    return ExampleSet(torch.from_numpy(x).float(), torch.from_numpy(y[:, None]).float())
 
 
 @dataclass(frozen=True)

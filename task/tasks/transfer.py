@@ -14,8 +14,7 @@ from flwr_frl.task.transfer import Role, is_source
 class TransferTask(Checked, RegressionTask):
     """Source and target tasks with a nearly common representation (section 5.5.1).
 
-    V* (d × q) has standard normal entries. Sources have θ*_i = V* w_i with x ~ N(0, I);
-    with k outputs, each output has a head w_i of its own.
+    V* (d × q) has standard normal entries. Sources have θ*_i = V* w_i with x ~ N(0, I).
     Targets have θ* = u + v with u = V* w, v ~ N(0, σ_T² I) and x ~ N(0, Σ_T), where Σ_T
     has the eigenvalues exp(−j/τ) + 1e-4. Outputs are y = xᵀ θ* + N(0, σ²).
 
@@ -55,10 +54,6 @@ class TransferTask(Checked, RegressionTask):
         Seed of all random values.
     role : {"auto", "source", "target"}, default "auto"
         Role of every client, for a device's own data; ``auto`` decides by the index.
-    source_outputs : int, default 1
-        Number k of outputs of a source, and of directions of its representation. The
-        larger it is, the fewer sources are needed to span V*. Algorithms other than
-        representation transfer use the first output.
 
     Raises
     ------
@@ -77,7 +72,6 @@ class TransferTask(Checked, RegressionTask):
     noise_variance: float = setting(1e-3, gt=0)
     seed: int = setting(0, ge=0)
     role: Role = setting("auto")
-    source_outputs: int = setting(1, ge=1)
 
     test_draw = 1
     test_samples = 500
@@ -88,8 +82,8 @@ class TransferTask(Checked, RegressionTask):
         allowed = f"from 1 to {self.dimension}, the dimension"
         require(self.rank <= self.dimension, "rank", self.rank, allowed)
         samples = self.source_samples, self.target_samples, self.test_samples
-        longest = max(self.rank, self.source_outputs, *samples)
-        what = "dimension times the largest of rank, source-outputs and samples"
+        longest = max(self.rank, *samples)
+        what = "dimension times the largest of rank and samples"
         require_drawable(self.dimension * longest, what)
 
     @cached_property
@@ -109,26 +103,17 @@ class TransferTask(Checked, RegressionTask):
         return is_source(self.role, client, self.num_sources)
 
     def model(self, client: int) -> Matrix:
-        """Return a client's true model θ*, shape (dimension,).
-
-        For a source with k > 1 outputs, the shape is (dimension, k).
-        """
+        """Return a client's true model θ*, shape (dimension,)."""
         rng = np.random.default_rng([self.seed, 0x7A52, client])
-        source = self.is_source(client)
-        several = source and self.source_outputs > 1
-        shape = (self.rank, self.source_outputs) if several else (self.rank,)
-        u: Matrix = self.span @ (rng.standard_normal(shape) / np.sqrt(self.rank))
-        if source:
+        u: Matrix = self.span @ (rng.standard_normal(self.rank) / np.sqrt(self.rank))
+        if self.is_source(client):
             return u
         return u + rng.standard_normal(self.dimension) * 10 ** (-self.ratio_db / 20)
 
     def draw(
         self, client: int, draw: int = 0, samples: int | None = None
     ) -> tuple[Matrix, Matrix]:
-        """Return samples of a client: draw 0 for training, draw 1 for testing.
-
-        y has the shape (n,), or (n, k) for a source with k > 1 outputs.
-        """
+        """Return samples of a client: draw 0 for training, draw 1 for testing."""
         source = self.is_source(client)
         n = samples or (self.source_samples if source else self.target_samples)
         rng = np.random.default_rng([self.seed, 0x7A53, client, draw])

@@ -32,13 +32,6 @@ def client_of(index: int, context: Context | None = None, **overrides):
     return kind(task, index, state, build(kind._settings_type, settings))
 
 
-def minimum_norm(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return X⁺ y by the normal equations."""
-    if len(x) < x.shape[1]:
-        return x.T @ np.linalg.solve(x @ x.T, y)
-    return np.linalg.solve(x.T @ x, x.T @ y)
-
-
 # Linear models
 
 
@@ -190,9 +183,6 @@ def test_phase_two_trains_the_whole_model_on_the_other_half():
     alone = client_of(5, **plain)
     model, _ = alone.phase_one(parameters, examples.subset(order[:half]))
     v, head = model.representation.basis, model.head
-    for name, value in (("representation.basis", v), ("head.weight", head.weight)):
-        found = kept[f"phase-1.{name}"]
-        np.testing.assert_allclose(found, value.detach(), atol=1e-6, err_msg=name)
     # Phase 2: gradient descent on all parameters, starting from phase 1
     sources = representations(client, parameters)
     v = v.detach().clone()
@@ -230,31 +220,7 @@ def test_phase_two_trains_the_whole_model_on_the_other_half():
     tested_loss, _, tested = again.evaluate(parameters, {})
     unseen = entropy(client.task.test_examples(5)).item()
     assert tested_loss == pytest.approx(unseen, abs=1e-4)
-    assert tested["loss-phase-1"] > tested_loss
-    assert 0 <= tested["accuracy-phase-1"] <= 1
-
-
-def test_a_source_with_several_outputs_sends_all_their_directions():
-    context = new_context()
-    overrides = {"source_outputs": 2, "rank": 2, "num_sources": 1}
-    client = client_of(0, context, **overrides, noise_variance=1e-12)
-    start = client.get_parameters({})
-    assert start[0].shape == (2, 10)
-    (b,), n, metrics = client.fit(start, {"server-round": 1})
-    x, y = client.task.draw(0)
-    assert (x.shape, y.shape, n) == ((100, 10), (100, 2), 100)
-    theta = minimum_norm(x, y)
-    np.testing.assert_allclose(np.linalg.norm(b, axis=1), 1, atol=1e-12)
-    head = PersonalState(context).load()["head.weight"]
-    np.testing.assert_allclose(b.T @ head, theta, atol=1e-10)
-    assert metrics["train-loss"] == pytest.approx(np.mean((y - x @ theta) ** 2))
-    # One source with two outputs spans V*; with one output, two sources are needed.
-    q = np.linalg.qr(client.task.span).Q
-    np.testing.assert_allclose(q @ (q.T @ b.T), b.T, atol=1e-5)
-    assert np.linalg.matrix_rank(b, tol=0.01) == 2
-    # Other algorithms learn the first output.
-    targets = client.task.train_examples(0).targets.numpy()
-    np.testing.assert_allclose(targets, y[:, :1], rtol=1e-6)
+    assert 0 <= tested["accuracy"] <= 1
 
 
 @pytest.mark.parametrize("epochs", [0, 1])

@@ -40,7 +40,7 @@ CASES = {
     ),
     "multi-task of models": (
         "multi-task",
-        f'{DIGITS} model="logistic" saddle-step=0.05 primal-steps=2',
+        f'{DIGITS} model="logistic" saddle-step=0.05',
     ),
     "transfer of images": (
         "representation-transfer",

@@ -123,7 +123,6 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
     "multi-task": {
         "constrained-part": ("tail",),
         "constraint-bound": (-1.0,),
-        "primal-steps": (0,),
         "radius": ("wide", "0"),
         # Above 1 / saddle-step squared.
         "dual-regularizer": (1e7, -1.0, "none"),
@@ -162,11 +161,7 @@ CASES = [
     ("multi-task", {"task": "qcqp", "bandit-radius": 20.0}, "bandit-radius"),
     *(
         ("representation-transfer", {"task": "transfer", name: value}, name)
-        for name, value in {
-            "target-samples": 1,
-            "noise-variance": 0.0,
-            "source-outputs": 0,
-        }.items()
+        for name, value in {"target-samples": 1, "noise-variance": 0.0}.items()
     ),
     *(
         ("srpfl", {"contraction": value, "rounds-per-stage": stages}, "contraction")

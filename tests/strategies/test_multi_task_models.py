@@ -100,10 +100,8 @@ def initial():
     return np.concatenate(vectors).astype(np.float64)
 
 
-def plain(
-    iterations, *, eta=0.05, delta=1.0, b=0.01, entries=None, steps=1, k=0, zeta=0.0
-):
-    """Run Algorithms 2 and 3 node by node, with local steps."""
+def plain(iterations, *, eta=0.05, delta=1.0, b=0.01, entries=None, k=0, zeta=0.0):
+    """Run Algorithms 2 and 3 node by node."""
     entries = np.arange(sum(SIZES)) if entries is None else entries
     sizes = SIZES if len(entries) == sum(SIZES) else SIZES[2:]
     edges = [
@@ -127,17 +125,15 @@ def plain(
             g = np.sum((x[i] - x[j])[entries] ** 2) - b
             duals[i, j] = max(0, old[i, j] + eta * (g - delta * eta * old[i, j]))
         for i in range(NODES):
-            for h in range(steps):
-                at, lam = (x[i], old) if h == 0 else (raw[i].copy(), duals)
-                rows, u = noise(i, (t - 1) * steps + h + 1, zeta)
-                if zeta:
-                    apart = loss(at + zeta * u, i, rows) - loss(at - zeta * u, i, rows)
-                    slope = len(at) / (2 * zeta) * apart * u
-                else:
-                    slope = gradient(at, i, rows)
-                for _, j in (e for e in edges if e[0] == i):
-                    slope[entries] += 2 * lam[i, j] * 2 * (at - x[j])[entries]
-                raw[i] = raw[i] - eta * slope
+            at, (rows, u) = x[i], noise(i, t, zeta)
+            if zeta:
+                apart = loss(at + zeta * u, i, rows) - loss(at - zeta * u, i, rows)
+                slope = len(at) / (2 * zeta) * apart * u
+            else:
+                slope = gradient(at, i, rows)
+            for _, j in (e for e in edges if e[0] == i):
+                slope[entries] += 2 * old[i, j] * 2 * (at - x[j])[entries]
+            raw[i] = raw[i] - eta * slope
     return raw, average, [duals[e] for e in sorted(edges)]
 
 
@@ -146,13 +142,12 @@ def plain(
     [
         ({}, {}, 1e-5),
         ({"constrained_part": "head"}, {"entries": HEAD}, 1e-5),
-        ({"primal_steps": 3}, {"steps": 3}, 1e-5),
         (TOP_K, {"k": 2}, 1e-5),
         ({**TOP_K, "constrained_part": "head"}, {"k": 2, "entries": HEAD}, 1e-5),
         # Differences of float32 losses are multiplied by d / 2 zeta.
         ({"bandit_radius": 0.1, "saddle_step": 0.01}, {"zeta": 0.1, "eta": 0.01}, 1e-3),
     ],
-    ids=["all", "head", "local steps", "top-k", "top-k of the head", "bandit"],
+    ids=["all", "head", "top-k", "top-k of the head", "bandit"],
 )
 def test_nodes_equal_a_loop_in_numpy(given, expected, tolerance):
     # The first round only sends the initial models.
@@ -169,17 +164,16 @@ def test_nodes_equal_a_loop_in_numpy(given, expected, tolerance):
 
 
 def test_nodes_are_tested_with_their_models_and_task_metrics():
-    for averaged, name in ((False, "copy"), (True, "average")):
-        states, rows = run(4, averaged_output=averaged)
-        losses = []
-        for node, state in enumerate(states):
-            x = state[name][0]
-            losses.append(loss(x, node, np.arange(20)))
-            weight = state["head.weight"].ravel()
-            np.testing.assert_allclose(weight, x[HEAD[:-1]], atol=1e-6)
-        assert rows[-1]["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
-        assert rows[-1]["largest"] > 0
-        assert rows[-1]["consensus-distance"] > 0
+    states, rows = run(4)
+    losses = []
+    for node, state in enumerate(states):
+        x = state["copy"][0]
+        losses.append(loss(x, node, np.arange(20)))
+        weight = state["head.weight"].ravel()
+        np.testing.assert_allclose(weight, x[HEAD[:-1]], atol=1e-6)
+    assert rows[-1]["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
+    assert rows[-1]["largest"] > 0
+    assert rows[-1]["consensus-distance"] > 0
 
 
 def test_each_node_keeps_its_batch_norm_statistics():

@@ -46,7 +46,7 @@ def test_two_iterations_by_hand():
     start = column(1, -2)
     state = State(start, start, column(-2, 1), np.zeros(2), column(0, 0))
     # Gradients are 2 + 0.5 and -8 - 1, and duals are still 0. g = 3^2 - 1 = 8.
-    saddle.iterate(state, [(column(0.5, -1), column(1, 1))])
+    saddle.iterate(state, column(0.5, -1), column(1, 1))
     assert_allclose(state.raw, column(0.75, -1.1))
     assert_allclose(state.duals, 0.1 * 8)
     assert_allclose(state.average, column(1, -2))
@@ -55,7 +55,7 @@ def test_two_iterations_by_hand():
     # -1.1 + 0.34 + 0.592. g = 1.85^2 - 1; the dual variable decays by
     # delta eta lambda = 10 * 0.1 * 0.8.
     state.copy, state.known = state.raw.copy(), state.raw[::-1].copy()
-    saddle.iterate(state, [(column(0, 1), column(1, 1))])
+    saddle.iterate(state, column(0, 1), column(1, 1))
     assert_allclose(state.raw, column(0.008, -0.168))
     assert_allclose(state.duals, 0.8 + 0.1 * (2.4225 - 0.8))
     assert_allclose(state.average, column(0.875, -1.55))
@@ -63,7 +63,7 @@ def test_two_iterations_by_hand():
     # Dual variables are never negative.
     zero = column(0, 0)
     near = State(zero, zero, zero, np.full(2, 0.05), zero.copy())
-    saddle.iterate(near, [(zero, column(1, 1))])
+    saddle.iterate(near, zero, column(1, 1))
     assert_array_equal(near.duals, 0)
 
 
@@ -78,7 +78,7 @@ def test_gradients_at_points_update_raw_parameters(zeta, point):
     raw, copy, known = column(0.9, -0.5), column(1.5, -0.4), column(-0.4, 1.5)
     state = State(raw, copy, known, np.full(2, 0.5), column(0.3, 0.3), 3)
     # In one dimension, with u = 1 or -1, two values of a quadratic give its derivative.
-    saddle.iterate(state, [(column(0, 0), column(1, -1))])
+    saddle.iterate(state, column(0, 0), column(1, -1))
     apart = point + 0.4
     first = 0.9 - 0.1 * 2 * point - 2 * 0.1 * 0.5 * 2 * apart
     second = -0.5 - 0.1 * 4 * -0.4 + 2 * 0.1 * 0.5 * 2 * apart
