@@ -1,4 +1,4 @@
-"""Figures of a comparison: curves by round, and mean ranks with what differs."""
+"""The figure of a comparison: curves by round."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,6 @@ from flwr_frl.common.algorithms import title
 from flwr_frl.common.files import write_atomically
 from flwr_frl.results.looks import looks
 from flwr_frl.results.results import METRICS, PAGE, PLOT, Row, quality, read_rows
-from flwr_frl.results.statistics import Ranking
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -146,42 +145,3 @@ def curve(
     table = np.array([[run[r] for r in rounds] for run in values])
     spread = table.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(rounds))
     return rounds, table.mean(0).tolist(), spread.tolist()
-
-
-def rank_diagram(ranking: Ranking) -> "Figure":
-    """Return a critical-difference diagram (Demšar 2006, figure 1).
-
-    Methods are at their mean ranks, the best on the left. Bars connect groups of
-    methods that do not differ significantly.
-    """
-    from matplotlib.figure import Figure
-
-    count, groups = len(ranking.methods), ranking.groups
-    half = (count + 1) // 2
-    depth = 0.45 + 0.25 * len(groups)
-    height = depth + 0.5 * half
-    figure = Figure(figsize=(WIDTH, 0.35 + 0.32 * height))
-    # The names are left and right of the axes.
-    axes = figure.add_axes((0.22, 0.02, 0.56, 0.96))
-    axes.set(xlim=(1 - 0.05, count + 0.05), ylim=(height, -1.2))
-    axes.spines[:].set_visible(False)
-    axes.spines["top"].set(visible=True, position=("data", 0))
-    axes.xaxis.tick_top()
-    axes.tick_params(labelsize=8, pad=1)
-    axes.set(xticks=range(1, count + 1), yticks=[])
-    # The critical difference, above the axis
-    width = min(ranking.critical_difference, count - 1)
-    axes.plot([1, 1 + width], [-1, -1], "k|-", lw=1.5, ms=5)
-    label = f" CD = {ranking.critical_difference:.2f}"
-    axes.text(1 + width, -1, label, fontsize=7, va="center")
-    for i, (method, at) in enumerate(zip(ranking.methods, ranking.ranks, strict=True)):
-        left = i < half
-        y = depth + 0.5 * (i if left else count - 1 - i)
-        edge = 1 - 0.05 if left else count + 0.05
-        axes.plot([at, at, edge], [0, y, y], "k-", lw=0.7)
-        side = "right" if left else "left"
-        axes.text(edge, y, f" {title(method)} ", fontsize=8, va="center", ha=side)
-    for i, (first, last) in enumerate(groups):
-        ends = [ranking.ranks[first] - 0.04, ranking.ranks[last] + 0.04]
-        axes.plot(ends, [0.3 + 0.25 * i] * 2, "k-", lw=2.5)
-    return figure

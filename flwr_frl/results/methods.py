@@ -1,8 +1,7 @@
 """Compare methods by the runs in results folders: one row a method, and paired tests.
 
 `compare` reads the journals of finished runs. The methods of a task are compared with
-the best one, or with a baseline, on the same clients and on the same seeds; with
-several tasks their mean ranks are compared as well.
+the best one, or with a baseline, on the same clients and on the same seeds.
 """
 
 import os
@@ -31,15 +30,7 @@ from flwr_frl.results.results import (
     read_rows,
     run_result,
 )
-from flwr_frl.results.statistics import (
-    LEVEL,
-    OF_TESTS,
-    PairedTest,
-    Ranking,
-    holm,
-    paired_test,
-    rank,
-)
+from flwr_frl.results.statistics import LEVEL, OF_TESTS, PairedTest, holm, paired_test
 from flwr_frl.results.tables import DETAILS, cells, formatted, html, legend, terminal
 
 # Settings that two runs must share to be compared.
@@ -125,14 +116,11 @@ class Comparison:
         The examples of all evaluations.
     baseline : str
         The method against which the others are tested; empty if it is the best one.
-    ranking : Ranking or None
-        Mean ranks over at least two tasks of at least three methods that ran on all.
     """
 
     rows: tuple[MethodResult, ...]
     evaluated_on: str
     baseline: str = ""
-    ranking: Ranking | None = None
 
     @property
     def tasks(self) -> dict[str, list[MethodResult]]:
@@ -150,7 +138,7 @@ class Comparison:
                 f" p: Wilcoxon's signed-rank test on the same clients against "
                 f"{reference}, corrected by Holm; significant below {LEVEL}."
             )
-        return f"{text} {self.ranking}" if self.ranking else text
+        return text
 
     def tables(self, without: Sequence[str] = ()) -> dict[str, list[list[str]]]:
         """Return the table of each task without some entries, as `cells`."""
@@ -191,8 +179,7 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
     same task. On each task, every method is tested against the best one, or against the
     baseline, with Wilcoxon's signed-rank test: a pair is a client, with its mean over
     the seeds, or a seed, with its mean over the clients. P-values are corrected by
-    Holm. With at least two tasks and three methods that ran on all of them, mean ranks
-    are compared by the tests of Friedman and Nemenyi.
+    Holm.
 
     Parameters
     ----------
@@ -269,8 +256,7 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
     known = dict.fromkeys(row.method for row in rows)
     allowed = f"one of {', '.join(known)}"
     require(not baseline or baseline in known, "baseline", baseline, allowed)
-    comparison = Comparison(tuple(rows), str(every[0].config["evaluate-on"]), baseline)
-    return replace(comparison, ranking=_ranking(comparison))
+    return Comparison(tuple(rows), str(every[0].config["evaluate-on"]), baseline)
 
 
 def _groups(runs: Any, chosen: Settings) -> list[list[_Run]]:
@@ -393,17 +379,3 @@ def tested(results: Sequence[MethodResult], baseline: str) -> list[MethodResult]
     }
     compared[reference.method] = replace(reference, reference=True)
     return [compared[each.method] for each in ordered]
-
-
-def _ranking(comparison: Comparison) -> Ranking | None:
-    """Rank the methods that ran on all tasks; None if they are too few."""
-    tasks = list(comparison.tasks.values())
-    results = [
-        {row.method: row.result for row in rows if row.result is not None}
-        for rows in tasks
-    ]
-    methods = [name for name in results[0] if all(name in each for each in results)]
-    if len(tasks) < 2 or len(methods) < 3:
-        return None
-    sign = 1 if tasks[0][0].metric == "accuracy" else -1
-    return rank(methods, [[each[name] for name in methods] for each in results], sign)

@@ -4,14 +4,13 @@ Table and figures fit into a column.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from flwr_frl.common.algorithms import title
 from flwr_frl.common.files import write_atomically
-from flwr_frl.results.figures import WIDTH, figure_of, image_of, rank_diagram, rows_of
+from flwr_frl.results.figures import WIDTH, figure_of, image_of, rows_of
 from flwr_frl.results.methods import Comparison
 from flwr_frl.results.tables import cell, chosen_cells, heading, latex
 
@@ -48,14 +47,12 @@ def write_paper(
 
 
 def write_figures(output: Path, comparison: Comparison) -> None:
-    """Write the curves of each task, and the diagram of mean ranks if there is one."""
+    """Write the curves of each task."""
     figures = {}
     for name, rows in comparison.tasks.items():
         of_methods = rows_of({row.method: row.folders for row in rows})
         ending = f"-{name}" if len(comparison.tasks) > 1 else ""
         figures[rows[0].metric + ending] = figure_of(of_methods, WIDTH)
-    if comparison.ranking:
-        figures["ranks"] = rank_diagram(comparison.ranking)
     for name, figure in figures.items():
         for kind in ("pdf", "svg"):
             plain = re.sub(r"\W+", "-", name).strip("-")
@@ -68,30 +65,23 @@ def table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
     The best result of a task is bold, and so are results that do not differ from it
     significantly. With a baseline, only the best result is.
     """
-    tasks, ranking = list(comparison.tasks), comparison.ranking
-    ranked = dict(zip(ranking.methods, ranking.ranks, strict=True)) if ranking else {}
-    # By mean rank, if there are ranks
-    methods = list(dict.fromkeys([*ranked, *(row.method for row in comparison.rows)]))
-    summaries = dict[str, Mapping[str, Any]]()
+    tasks = list(comparison.tasks)
+    methods = list(dict.fromkeys(row.method for row in comparison.rows))
+    metric = comparison.rows[0].metric
     if len(tasks) == 1:
-        columns = columns or [comparison.rows[0].metric, *COLUMNS]
-        summaries |= {row.method: row.summary for row in comparison.rows}
+        columns = columns or [metric, *COLUMNS]
+        summaries = {row.method: row.summary for row in comparison.rows}
+        head, *rows = chosen_cells(summaries, columns, comparison.evaluated_on, 1)
     else:
-        columns = [*tasks, *(["mean rank"] if ranked else [])]
-        for method in methods:
-            in_tasks = {
-                row.task: row for row in comparison.rows if row.method == method
-            }
-            results = {
-                task: cell(row.summary, row.metric, 1) for task, row in in_tasks.items()
-            }
-            rank = f"{ranked[method]:.2f}" if method in ranked else ""
-            summaries[method] = {**results, "mean rank": rank}
-    head, *rows = chosen_cells(summaries, columns, comparison.evaluated_on, 1)
-    if len(tasks) > 1:
+        results = {
+            (row.method, row.task): cell(row.summary, metric, 1).replace("%", "")
+            for row in comparison.rows
+        }
         # The unit is beside the metric, not in the heading of every task.
-        head[0] = heading(comparison.rows[0].metric)
-        rows = [[name, *(text.replace("%", "") for text in row)] for name, *row in rows]
+        head = [heading(metric), *tasks]
+        rows = [
+            [name, *(results.get((name, t), "") for t in tasks)] for name in methods
+        ]
     bold = {
         (methods.index(row.method) + 1, tasks.index(row.task) + 1)
         for best, *others in comparison.tasks.values()
