@@ -11,6 +11,7 @@ from flwr_frl.results.results import (
     PAGE,
     PLOT,
     SUMMARY,
+    folder_of,
     log_os_errors,
     read_object,
     write_json,
@@ -37,11 +38,6 @@ def read_comparable(settings: Settings) -> dict[str, Any]:
 
 def _comparable(config: Settings) -> dict[str, Any]:
     return {name: v for name, v in config.items() if name not in facts("always")}
-
-
-def folder_of(seed: object) -> str:
-    """Return the name of the folder with the runs of one of several seeds."""
-    return f"seed-{seed}"
 
 
 def write_comparison(output: Path, summary: Mapping[str, Any]) -> set[str]:

@@ -5,7 +5,7 @@ the best one, or with a baseline, on the same clients and on the same seeds.
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from pathlib import Path
@@ -13,7 +13,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES, TESTED_MODEL
-from flwr_frl.common.settings import Settings, SettingsError, defaults, require
+from flwr_frl.common.settings import Settings, SettingsError, require
 from flwr_frl.common.text import several
 from flwr_frl.results.results import (
     CLIENTS,
@@ -23,6 +23,7 @@ from flwr_frl.results.results import (
     SUMMARY,
     VALIDATED,
     RunResult,
+    folder_of,
     is_number,
     over_seeds,
     quality,
@@ -32,9 +33,6 @@ from flwr_frl.results.results import (
 )
 from flwr_frl.results.statistics import LEVEL, OF_TESTS, PairedTest, holm, paired_test
 from flwr_frl.results.tables import DETAILS, cells, formatted, html, legend, terminal
-
-# Settings that two runs must share to be compared.
-COMMON = ("evaluate-on", "result-protocol", "evaluate-last")
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,8 @@ class MethodResult:
     @property
     def entries(self) -> dict[str, Any]:
         """The summary with the tests, as entries of a table."""
-        entries = {n: v for n, v in self.summary.items() if n.startswith(self.metric)}
+        first = (self.metric, f"{self.metric}-worst-decile")
+        entries: dict[str, Any] = {n: self.summary.get(n, "") for n in first}
         if self.reference:
             entries |= dict.fromkeys([*OF_TESTS, "p"], "")
         if self.on_clients and self.on_clients.pairs:
@@ -87,7 +86,7 @@ class MethodResult:
             entries |= {"difference": difference, **self.on_clients.entries}
         if self.on_seeds and self.on_seeds.p is not None:
             entries["p by seed"] = self.on_seeds.entries["p"]
-        return entries | {n: v for n, v in self.summary.items() if n not in entries}
+        return entries | self.summary
 
     @property
     def result(self) -> float | None:
@@ -162,14 +161,12 @@ class Comparison:
         return f"{tables}<p>{escape(self.legend)}</p>"
 
 
-class _Run(NamedTuple):
-    """A finished run, with its own folder and the place of the results folder."""
+class _Folder(NamedTuple):
+    """A results folder with its finished runs, one for each method and seed."""
 
-    method: str
-    directory: Path
-    config: Settings
     place: str
-    tested: str
+    config: Settings
+    methods: dict[str, list[RunResult]]
 
 
 def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
@@ -209,125 +206,120 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
     allowed = ", ".join(PROTOCOLS)
     require(protocol in ("", *PROTOCOLS), "result-protocol", protocol, allowed)
     chosen = {"result-protocol": protocol} if protocol else {}
-    found = [group for each in runs for group in _groups(each, chosen)]
-    require(bool(found), "compare", found, "at least one folder of results")
+    folders = [folder for each in runs for folder in _folders(each, chosen)]
+    require(bool(folders), "compare", runs, "at least one folder of results")
     # Folders are named by what distinguishes their paths.
-    base = os.path.commonpath([run.place for group in found for run in group])
-    found = [
-        [run._replace(place=os.path.relpath(run.place, base)) for run in group]
-        for group in found
+    base = os.path.commonpath([each.place for each in folders])
+    folders = [
+        each._replace(place=os.path.relpath(each.place, base)) for each in folders
     ]
-    every = [run for group in found for run in group]
-    for name in COMMON[:1] if protocol else COMMON:
-        values = sorted({str(run.config[name]) for run in every})
-        require(len(values) == 1, name, values, "the same value in all compared runs")
-    tasks = dict[str, list[list[_Run]]]()
-    for group in found:
-        tasks.setdefault(_data_of(group), []).append(group)
-    methods = [_by_method(groups) for groups in tasks.values()]
-    if len(found) > 1 and all(len(each) < 2 for each in methods):
+    evaluated_on = sorted({str(each.config["evaluate-on"]) for each in folders})
+    allowed = "the same value in all compared runs"
+    require(len(evaluated_on) == 1, "evaluate-on", evaluated_on, allowed)
+    tasks = dict[str, list[_Folder]]()
+    for folder in folders:
+        tasks.setdefault(_data_of(folder), []).append(folder)
+    methods = [_by_method(of_task) for of_task in tasks.values()]
+    if len(folders) > 1 and all(len(each) < 2 for each in methods):
         raise SettingsError(
-            f"compare is {several([group[0].place for group in found])}, whose clients "
+            f"compare is {several([each.place for each in folders])}, whose clients "
             "or seeds are not the same; expected two methods on the same clients",
             "clients",
         )
-    firsts = [groups[0][0] for groups in tasks.values()]
-    names = [str(run.config["task"]) for run in firsts]
-    titles = [
-        f"{name} ({run.place})" if names.count(name) > 1 else name
-        for name, run in zip(names, firsts, strict=True)
-    ]
-
-    def results(chosen: Settings) -> list[list[MethodResult]]:
-        return [
-            [
-                over_runs(title, method, [_result(run, chosen) for run in runs])
-                for method, runs in each.items()
-            ]
-            for title, each in zip(titles, methods, strict=True)
-        ]
-
-    of_tasks = results(chosen)
-    protocols = {row.summary["protocol"] for each in of_tasks for row in each}
+    names = [str(of_task[0].config["task"]) for of_task in tasks.values()]
+    rows = list[MethodResult]()
+    for name, of_task, each in zip(names, tasks.values(), methods, strict=True):
+        task = f"{name} ({of_task[0].place})" if names.count(name) > 1 else name
+        results = [over_runs(task, method, runs) for method, runs in each.items()]
+        rows += tested(results, baseline)
+    protocols = {row.summary["protocol"] for row in rows}
     if not protocol and ONE_ROUND in protocols and len(protocols) > 1:
         # Methods that are tested once must not be compared with means of ten rounds.
-        of_tasks = results({"result-protocol": "last"})
-    rows = [row for each in of_tasks for row in tested(each, baseline)]
+        return compare(*runs, protocol="last", baseline=baseline)
     known = dict.fromkeys(row.method for row in rows)
     allowed = f"one of {', '.join(known)}"
     require(not baseline or baseline in known, "baseline", baseline, allowed)
-    return Comparison(tuple(rows), str(every[0].config["evaluate-on"]), baseline)
+    return Comparison(tuple(rows), evaluated_on[0], baseline)
 
 
-def _groups(runs: Any, chosen: Settings) -> list[list[_Run]]:
-    """Return the runs of each folder among folders, a `Run` or `Runs`."""
+def _folders(runs: Any, chosen: Settings) -> list[_Folder]:
+    """Return the folders with the runs of a folder, a `Run` or `Runs`."""
     if isinstance(runs, Mapping):
-        return [group for run in runs.values() for group in _groups(run, chosen)]
-    folders = runs.folders.values() if hasattr(runs, "folders") else [Path(runs)]
-    return [[each for folder in folders for each in _read(folder, chosen)]]
+        return [folder for run in runs.values() for folder in _folders(run, chosen)]
+    if not hasattr(runs, "folders"):
+        return [_read(Path(runs), chosen)]
+    first, *others = (_read(path, chosen) for path in runs.folders.values())
+    for each in others:
+        for name, results in each.methods.items():
+            first.methods[name] += results
+    return [first]
 
 
-def _read(place: Path, chosen: Settings) -> Iterator[_Run]:
-    """Yield the finished runs of a results folder, or the run with this folder.
+def _read(path: Path, chosen: Settings) -> _Folder:
+    """Read the finished runs of a results folder, or the run with this folder.
 
     The ``chosen`` settings take precedence over those of the runs.
     """
-    place = place.resolve()
-    is_run = (place / METRICS).is_file()
-    output = place.parent if is_run else place
+    path = path.resolve()
+    is_run = (path / METRICS).is_file()
+    output = path.parent if is_run else path
     content: dict[str, Any] = read_object(output / SUMMARY)
     names: Any = content.get("algorithms")
     config: Any = content.get("config")
     allowed = "a folder of results with a summary.json, or the folder of a finished run"
     valid = isinstance(config, dict) and isinstance(names, dict) and bool(names)
-    valid = valid and (not is_run or place.name in names)
-    require(valid, "compare", str(place), allowed)
-    # Earlier versions lacked some settings, which had the defaults.
-    config = {**defaults(), **config, **chosen}
-    for seed in content.get("seeds", [config["seed"]]):
-        folder = output / f"seed-{seed}" if "seeds" in content else output
-        for name in [place.name] if is_run else names:
-            tested = str(names[name].get(TESTED_MODEL, ""))
-            of_run = {**config, "seed": seed}
-            yield _Run(name, folder / name, of_run, str(output), tested)
+    valid = valid and (not is_run or path.name in names)
+    require(valid, "compare", str(path), allowed)
+    config |= chosen
+    seeds = {config["seed"]: output}
+    if "seeds" in content:
+        seeds = {seed: output / folder_of(seed) for seed in content["seeds"]}
+    methods = dict[str, list[RunResult]]()
+    for name in [path.name] if is_run else names:
+        model = str(names[name].get(TESTED_MODEL, ""))
+        methods[name] = [
+            _result(folder / name, {**config, "seed": seed}, model)
+            for seed, folder in seeds.items()
+        ]
+    return _Folder(str(output), config, methods)
 
 
-def _data_of(runs: Sequence[_Run]) -> str:
-    """Return what identifies the data: the task, and each client's numbers of examples.
-
-    Other settings may differ, such as the learning rates of two folders.
-    """
-    counts = {
-        run.config["seed"]: {
-            client: [entry.get(n) for n in (NUM_EXAMPLES, NUM_TEST_EXAMPLES)]
-            for client, entry in sorted(read_object(run.directory / CLIENTS).items())
-        }
-        for run in runs
-    }
-    return repr((runs[0].config["task"], counts))
-
-
-def _by_method(groups: Sequence[Sequence[_Run]]) -> dict[str, list[_Run]]:
-    """Return the runs of each method; one of two folders is two methods."""
-    names = [name for runs in groups for name in {run.method for run in runs}]
-    methods = dict[str, list[_Run]]()
-    for run in (run for runs in groups for run in runs):
-        alone = names.count(run.method) == 1
-        name = run.method if alone else f"{run.method} ({run.place})"
-        methods.setdefault(name, []).append(run)
-    return methods
-
-
-def _result(run: _Run, chosen: Settings) -> RunResult:
-    rows, config = read_rows(run.directory / METRICS), {**run.config, **chosen}
+def _result(directory: Path, config: Settings, tested_model: str) -> RunResult:
+    rows = read_rows(directory / METRICS)
+    require(bool(rows), "compare", str(directory), "a run with a metrics.jsonl")
+    result = run_result(directory, config, rows, tested_model)
     protocol = config["result-protocol"]
-    require(bool(rows), "compare", str(run.directory), "a run with a metrics.jsonl")
-    result = run_result(run.directory, config, rows, run.tested)
     allowed = "a protocol of the runs; these measured no validation results"
     measured = any(name in result.summary for name in VALIDATED)
     valid = protocol != "best-validation" or measured
     require(valid, "result-protocol", protocol, allowed)
     return result
+
+
+def _data_of(folder: _Folder) -> str:
+    """Return what identifies the data: the task, and each client's numbers of examples.
+
+    Other settings may differ, such as the learning rates of two folders.
+    """
+    counts = {
+        run.seed: {
+            client: [entry.get(n) for n in (NUM_EXAMPLES, NUM_TEST_EXAMPLES)]
+            for client, entry in sorted(read_object(run.directory / CLIENTS).items())
+        }
+        for runs in folder.methods.values()
+        for run in runs
+    }
+    return repr((folder.config["task"], counts))
+
+
+def _by_method(folders: Sequence[_Folder]) -> dict[str, list[RunResult]]:
+    """Return the runs of each method; one of two folders is two methods."""
+    names = [name for folder in folders for name in folder.methods]
+    return {
+        name if names.count(name) == 1 else f"{name} ({folder.place})": runs
+        for folder in folders
+        for name, runs in folder.methods.items()
+    }
 
 
 def over_runs(task: str, method: str, runs: Sequence[RunResult]) -> MethodResult:

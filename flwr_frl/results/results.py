@@ -72,6 +72,11 @@ def quality(names: Container[str]) -> str:
     return next((name for name in QUALITY if name in names), "accuracy")
 
 
+def folder_of(seed: object) -> str:
+    """Return the name of the folder with the runs of one of several seeds."""
+    return f"seed-{seed}"
+
+
 def read_journal(path: Path) -> Iterator[Row]:
     """Yield the rows of a ``metrics.jsonl``, up to a damaged line.
 

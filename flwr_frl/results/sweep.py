@@ -22,12 +22,13 @@ from flwr_frl.common.settings import (
     require,
 )
 from flwr_frl.common.text import short_name
-from flwr_frl.results.comparison import folder_of, write_comparison
+from flwr_frl.results.comparison import write_comparison
 from flwr_frl.results.output import archive_run
 from flwr_frl.results.processes import counted, run_parallel
 from flwr_frl.results.results import (
     SUMMARY,
     failure,
+    folder_of,
     is_number,
     log_os_errors,
     over_seeds,

@@ -93,20 +93,25 @@ def chosen_cells(
 
 
 def legend(summaries: Summaries, evaluated_on: str) -> str:
-    """Explain the results and the headings of a table in one line."""
-    protocol, model = (_stated(summaries, name) for name in ("protocol", TESTED_MODEL))
+    """Explain the results and the headings of a table in one line.
+
+    Algorithms are named if their rounds, protocols or models differ.
+    """
+    names = ("protocol", "rounds", TESTED_MODEL)
+    protocol, rounds, model = (_stated(summaries, name) for name in names)
+    lengths = f"rounds: {rounds}; " if "(" in rounds else ""
     return (
         f"Results: mean over the clients on {evaluated_on} examples; {protocol}; "
-        f"tested model: {model}; ±: standard deviation over seeds; "
+        f"{lengths}tested model: {model}; ±: standard deviation over seeds; "
         "worst tenth: mean over that tenth of the clients."
     )
 
 
 def _stated(summaries: Summaries, name: str) -> str:
-    """Return a text of summaries, with the algorithms if it is not that of all."""
+    """Return an entry of summaries, with the algorithms if it is not that of all."""
     of = dict[str, list[str]]()
     for algorithm, summary in summaries.items():
-        of.setdefault(str(summary.get(name) or "not reported"), []).append(algorithm)
+        of.setdefault(cell(summary, name) or "not reported", []).append(algorithm)
     if len(of) == 1:
         return next(iter(of))
     return ", ".join(f"{text} ({', '.join(names)})" for text, names in of.items())

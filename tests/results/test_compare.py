@@ -5,6 +5,7 @@ import re
 
 import pytest
 from compared_runs import FEDAVG, FEDPER, FEDREP, with_seeds, write_runs
+from named_tasks import dashed
 from refusals import code_of
 
 from flwr_frl import compare
@@ -113,6 +114,27 @@ def test_folders_with_the_same_clients_are_one_task(tmp_path):
     assert names == {"fedavg", "fedper", "fedrep (slow)", "fedrep (more/slow)"}
 
 
+def with_settings(output, **settings):
+    """Change settings of finished runs."""
+    content = json.loads((output / "summary.json").read_text())
+    content["config"] |= dashed(settings)
+    write_json(output / "summary.json", content)
+
+
+def test_other_rounds_and_protocols_are_named(tmp_path):
+    one = write_runs(tmp_path / "one", rounds=12, fedavg=FEDAVG)
+    other = write_runs(tmp_path / "other", rounds=15, fedrep=FEDREP)
+    comparison = compare(one, other)
+    assert "rounds: 15 (fedrep), 12 (fedavg)" in comparison.legend
+    assert comparison.rows[1].on_clients.losses == 8
+    with_settings(other, evaluate_last=5)
+    comparison = compare(one, other)
+    protocols = "mean of last 5 rounds (fedrep), mean of last 10 rounds (fedavg)"
+    assert protocols in comparison.legend
+    # Results by other protocols are not tested.
+    assert comparison.rows[1].on_clients.pairs == 0
+
+
 def test_runs_that_cannot_be_compared(tmp_path):
     one = write_runs(tmp_path / "one", fedavg=FEDAVG)
     other = write_runs(tmp_path / "other", examples=11, fedrep=FEDREP)
@@ -120,15 +142,8 @@ def test_runs_that_cannot_be_compared(tmp_path):
     assert code_of(compare, one, other) == "clients"
     assert code_of(compare, one, seed) == "clients"
     last = write_runs(tmp_path / "last", fedper=FEDPER)
-    content = json.loads((last / "summary.json").read_text())
-    for name, value in (("evaluate-last", 5), ("result-protocol", "last")):
-        content["config"][name] = value
-        write_json(last / "summary.json", content)
-        assert code_of(compare, one, last) == name
-    compare(one, last, protocol="last")
-    content["config"]["evaluate-on"] = "validation"
-    write_json(last / "summary.json", content)
-    assert code_of(compare, one, last, protocol="last") == "evaluate-on"
+    with_settings(last, evaluate_on="validation")
+    assert code_of(compare, one, last) == "evaluate-on"
     assert code_of(compare) == "compare"
     assert code_of(compare, tmp_path) == "compare"
 
