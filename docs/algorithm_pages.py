@@ -17,7 +17,7 @@ from flwr_frl.clients.base import Client, TaskOf, needs_classes, tests_received
 from flwr_frl.clients.fedbn import batch_norms
 from flwr_frl.common.algorithms import SIMULATION_DEFAULTS
 from flwr_frl.common.settings import declared, defaults
-from flwr_frl.results.paper import references
+from flwr_frl.results.comparison import references
 from flwr_frl.strategies.algorithms import ALGORITHMS, strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.flute import HeadsOnServer

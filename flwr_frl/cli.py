@@ -158,8 +158,8 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 def _compare(namespace: argparse.Namespace, overrides: dict[str, Any]) -> int:
     """Compare results folders; with ``--output``, write what a paper needs."""
+    from flwr_frl.results.comparison import write_paper
     from flwr_frl.results.methods import compare
-    from flwr_frl.results.paper import write_paper
 
     allowed = "output and result-protocol, the only settings that compare reads"
     others = overrides.keys() - {"output", "result-protocol"}

@@ -11,9 +11,9 @@ from typing import Any
 from rich.console import Console
 
 from flwr_frl.common.settings import Settings, defaults, require
+from flwr_frl.results.comparison import write_paper
 from flwr_frl.results.methods import compare
 from flwr_frl.results.page import served_for
-from flwr_frl.results.paper import write_paper
 from flwr_frl.results.processes import counted
 from flwr_frl.results.results import failure
 from flwr_frl.results.statistics import OF_TESTS

@@ -20,8 +20,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings as hypothesis_settings
 from torch import nn
 
+from flwr_frl.results.comparison import write_figures
 from flwr_frl.results.figures import plot
-from flwr_frl.results.paper import write_figures
 from flwr_frl.task.models import MODELS
 from flwr_frl.task.training import local_training as calls
 
@@ -35,7 +35,7 @@ NUMBERS = count()
 # few rounds.
 FIGURES = {
     "flwr_frl.results.comparison.plot": plot,
-    "flwr_frl.results.paper.write_figures": write_figures,
+    "flwr_frl.results.comparison.write_figures": write_figures,
 }
 
 

@@ -10,19 +10,11 @@ from flwr.common import log
 
 from flwr_frl.common.checkpoint import FILE as CHECKPOINT
 from flwr_frl.common.checkpoint import token_in
-from flwr_frl.common.files import (
-    ACCOUNT_FILE,
-    PRIVATE,
-    SET_ASIDE,
-    STATE_FILE,
-    refuse_links,
-    unfinished,
-    write_atomically,
-)
+from flwr_frl.common.files import ACCOUNT_FILE, PRIVATE, refuse_links, write_atomically
 from flwr_frl.common.settings import SettingsError
 
-# The folder of the simulated clients' states.
-STATES = "clients"
+# The folder of the simulated clients' states, and the names of the files of a client.
+STATES, OF_CLIENT = "clients", ("*.safetensors*", f"*{ACCOUNT_FILE}*")
 
 
 @contextlib.contextmanager
@@ -98,8 +90,8 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
     """Prepare the folder of a run that starts or is resumed.
 
     The simulated clients start with the states of the resumed run, or with none: states
-    of a run that was killed before its first checkpoint are removed. Unfinished files
-    of killed runs are removed, too. Only files named like ours are touched.
+    of a run that was killed before its first checkpoint are removed. Only files named
+    like ours are touched.
 
     Parameters
     ----------
@@ -113,11 +105,8 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
     SettingsError
         If one of the folders is a link, or a file cannot be copied.
     """
-    refuse_links("output", directory, directory / STATES, *_client_folders(directory))
-    _remove_unfinished(directory)
-    # Other runs hold this lock while they write there.
-    with locked(directory.parent, wait=True):
-        _remove_unfinished(directory.parent)
+    of_clients = directory.glob(f"{STATES}/*")
+    refuse_links("output", directory, directory / STATES, *of_clients)
     if resumed and resumed.resolve() == directory.resolve():
         return
     with _os_errors_as_settings(f"{str(directory)!r} cannot be prepared"):
@@ -129,25 +118,7 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
                 write_atomically(copy, path.read_bytes(), durable=False, mode=PRIVATE)
 
 
-def _remove_unfinished(directory: Path) -> None:
-    for path in directory.glob(".*"):
-        if unfinished(path.name):
-            with contextlib.suppress(OSError):
-                path.unlink()
-
-
-def _client_folders(directory: Path) -> list[Path]:
-    """Return the folders of simulated clients, which are named by their partition."""
-    return [path for path in directory.glob(f"{STATES}/*") if path.name.isdecimal()]
-
-
 def _states_in(directory: Path) -> list[Path]:
     """Return the files of simulated clients."""
-    found = [path for folder in _client_folders(directory) for path in folder.iterdir()]
-    return [path for path in found if _is_state(path)]
-
-
-def _is_state(path: Path) -> bool:
-    """Return True if a file is named like the files of a simulated client."""
-    name = (unfinished(path.name) or path.name).removesuffix(SET_ASIDE)
-    return name == ACCOUNT_FILE or STATE_FILE.fullmatch(name) is not None
+    places = (f"{STATES}/[0-9]*/{name}" for name in OF_CLIENT)
+    return [path for place in places for path in directory.glob(place)]

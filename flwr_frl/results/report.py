@@ -30,8 +30,6 @@ from flwr_frl.results.results import (
     CLIENTS,
     METRICS,
     NEWCOMERS,
-    PAGE,
-    PLOT,
     Row,
     describe,
     is_number,
@@ -209,6 +207,5 @@ class Report:
             content["algorithms"][self.algorithm] = summary
             self.lost |= write_comparison(self.output, content)
         if self.tracking:
-            files = [self.output / name for name in (PLOT, PAGE)]
-            self.tracking.end(True, summary, [p for p in files if p.is_file()])
+            self.tracking.end(True, summary)
         return summary

@@ -7,7 +7,7 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
@@ -80,17 +80,15 @@ class Tracker:
     def add(self, server_round: int, metrics: Metrics) -> None:
         """Log the metrics of a round."""
 
-    def end(self, finished: bool, metrics: Metrics, files: Sequence[Path]) -> None:
+    def end(self, finished: bool, metrics: Metrics) -> None:
         """End the run.
 
         Parameters
         ----------
         finished : bool
-            False if the run was stopped; it then has neither result nor files.
+            False if the run was stopped; it then has no result.
         metrics : mapping
             The run's summary.
-        files : sequence of Path
-            The plot and the page.
         """
 
 
@@ -128,7 +126,7 @@ class TensorBoard(Tracker):
             self.writer.add_scalar(name, value, server_round)
         self.writer.flush()
 
-    def end(self, finished: bool, metrics: Metrics, files: Sequence[Path]) -> None:
+    def end(self, finished: bool, metrics: Metrics) -> None:
         """Log the result."""
         self.add(self.after, {f"result/{n}": value for n, value in metrics.items()})
         self.writer.close()
@@ -173,11 +171,9 @@ class MLflow(Tracker):
         batch = [Metric(n, float(v), now, server_round) for n, v in metrics.items()]
         self.client.log_batch(self.run, metrics=batch)
 
-    def end(self, finished: bool, metrics: Metrics, files: Sequence[Path]) -> None:
-        """Log the result and the files."""
+    def end(self, finished: bool, metrics: Metrics) -> None:
+        """Log the result."""
         self.add(0, {f"result/{name}": value for name, value in metrics.items()})
-        for path in files:
-            self.client.log_artifact(self.run, str(path))
         self.client.set_terminated(self.run, "FINISHED" if finished else "KILLED")
 
 
@@ -220,7 +216,7 @@ class WandB(Tracker):
         """Log the metrics of a round."""
         self.run.log({**metrics, "round": server_round})
 
-    def end(self, finished: bool, metrics: Metrics, files: Sequence[Path]) -> None:
+    def end(self, finished: bool, metrics: Metrics) -> None:
         """Log the result."""
         self.run.summary.update({f"result/{n}": v for n, v in metrics.items()})
         self.run.finish(0 if finished else 1)
@@ -256,21 +252,16 @@ class Tracking:
         self._tracker: Tracker | None = None
 
     @contextlib.contextmanager
-    def of(self, about: About) -> Iterator["Tracking | None"]:
-        """Track a run; None without a tracker.
-
-        An exception in the context ends it as a stopped run.
-        """
-        if self._class is None:
-            yield None
-            return
+    def of(self, about: About) -> Iterator["Tracking"]:
+        """Track a run. An exception in the context ends it as a stopped run."""
         with self._logging_failures():
-            self._tracker = self._class(self.uri)
-            self._tracker.start(about)
+            if self._class:
+                self._tracker = self._class(self.uri)
+                self._tracker.start(about)
         try:
             yield self
         except BaseException:
-            self.end(False, {}, [])
+            self.end(False, {})
             raise
 
     def add(self, row: Row) -> None:
@@ -279,12 +270,12 @@ class Tracking:
             if self._tracker:
                 self._tracker.add(row["round"], numbers(row))
 
-    def end(self, finished: bool, summary: Row, files: Sequence[Path]) -> None:
+    def end(self, finished: bool, summary: Row) -> None:
         """End the run."""
         tracker, self._tracker = self._tracker, None
         with self._logging_failures():
             if tracker:
-                tracker.end(finished, numbers(summary), files)
+                tracker.end(finished, numbers(summary))
 
     @contextlib.contextmanager
     def _logging_failures(self) -> Iterator[None]:

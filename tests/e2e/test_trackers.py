@@ -53,7 +53,6 @@ def accuracies(output: Path, tracker: str, uri: str) -> list[tuple[int, float]]:
 
 
 @pytest.mark.e2e
-@pytest.mark.usefixtures("figures")
 def test_mlflow_has_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from mlflow import MlflowClient
 
@@ -64,13 +63,11 @@ def test_mlflow_has_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     experiment = client.get_experiment_by_name("flwr-frl")
     (tracked,) = client.search_runs([experiment.experiment_id])
     history = client.get_metric_history(tracked.info.run_id, "accuracy")
-    files = {f.path for f in client.list_artifacts(tracked.info.run_id)}
     assert [(m.step, m.value) for m in history] == expected
     assert tracked.data.params["task"] == "digits"
     assert tracked.data.params["num-server-rounds"] == str(ROUNDS)
     assert tracked.data.tags["folder"] == str(tmp_path / "out" / "fedrep")
     assert tracked.info.status == "FINISHED"
-    assert files == {"accuracy.png", "report.html"}
 
 
 @pytest.mark.e2e

@@ -6,7 +6,7 @@ from compared_runs import FEDAVG, FEDPER, FEDREP, with_seeds, write_runs
 
 from flwr_frl import compare
 from flwr_frl.common.algorithms import ALGORITHMS
-from flwr_frl.results.paper import references, write_paper
+from flwr_frl.results.comparison import references, write_paper
 
 
 def lines_of(output) -> list[str]:

@@ -51,7 +51,7 @@ def test_curves_settings_and_folder_are_recorded(tmp_path, about):
     tracker.start(about)
     tracker.add(1, {"accuracy": 0.25, "train-loss": 2.0})
     tracker.add(2, {"accuracy": 0.75})
-    tracker.end(True, {"accuracy": 0.5}, [])
+    tracker.end(True, {"accuracy": 0.5})
     folder = tmp_path / "out" / "tensorboard" / "fedrep-abc"
     recorded = events(folder)
     assert curve(recorded, "accuracy") == [(1, 0.25), (2, 0.75)]
@@ -69,11 +69,11 @@ def test_resumed_run_replaces_repeated_steps(tmp_path, about):
     first.start(about)
     for i in (1, 2, 3):
         first.add(i, {"accuracy": i / 10})
-    first.end(False, {}, [])
+    first.end(False, {})
     second = TensorBoard(place)
     second.start(About("fedrep", "abc", 2, about.directory, about.settings))
     second.add(3, {"accuracy": 0.5})
-    second.end(True, {}, [])
+    second.end(True, {})
     recorded = events(tmp_path / "elsewhere" / "fedrep-abc")
     starts = [event.step for event in recorded if event.HasField("session_log")]
     # TensorBoard discards earlier values from step 3 on.

@@ -14,8 +14,8 @@ class Recorder(Tracker):
     def add(self, server_round, metrics):
         self.told.append((server_round, metrics))
 
-    def end(self, finished, metrics, files):
-        self.told.append((finished, metrics, [path.name for path in files]))
+    def end(self, finished, metrics):
+        self.told.append((finished, metrics))
 
 
 class Failing(Recorder):
@@ -38,8 +38,8 @@ class Failing(Recorder):
         if server_round == 2:
             self.fail("add")
 
-    def end(self, finished, metrics, files):
-        self.ended.append((self.uri, finished, metrics, files))
+    def end(self, finished, metrics):
+        self.ended.append((self.uri, finished))
         self.fail("end")
 
 

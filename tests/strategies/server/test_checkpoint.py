@@ -2,7 +2,6 @@
 
 import errno
 import json
-import os
 import re
 from pathlib import Path
 
@@ -12,10 +11,8 @@ from function_clients import grid_of
 from safetensors.numpy import save
 
 from flwr_frl.common.checkpoint import FILE
-from flwr_frl.common.files import write_atomically
 from flwr_frl.common.sealed import seal
 from flwr_frl.common.settings import SettingsError, resolve
-from flwr_frl.results.output import prepare_directory
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.replies import to_record
@@ -56,34 +53,6 @@ def test_checkpoint_round_trip(tmp_path):
     assert list(arrays) == ["sums"]
     np.testing.assert_array_equal(arrays["sums"], np.ones((2, 2)))
     assert values == {"acknowledged": {"000001": 12}}
-
-
-def test_unfinished_files_of_a_killed_server_are_removed(tmp_path, monkeypatch):
-    def kill(*_):
-        raise KeyboardInterrupt
-
-    directory = tmp_path / "fedrep"
-    with monkeypatch.context() as killed:
-        killed.setattr(os, "replace", kill)
-        killed.setattr(Path, "unlink", lambda *_, **__: None)
-        with pytest.raises(KeyboardInterrupt):
-            checkpoint_of().write(directory)
-        with pytest.raises(KeyboardInterrupt):
-            write_atomically(tmp_path / "accuracy.png", b"half")
-    (left,) = directory.iterdir()
-    assert left.name != FILE
-    for name in (
-        "metrics.jsonl",
-        f".clients.json.{'0' * 16}.partial",
-        ".somebody-s.17",
-    ):
-        (directory / name).touch()
-    prepare_directory(directory, directory)
-    kept = {path.name for path in directory.iterdir()}
-    assert kept == {"metrics.jsonl", ".somebody-s.17"}
-    # Unfinished files that all runs of the folder share are removed, too.
-    left = {path for path in tmp_path.iterdir() if path.suffix != ".lock"}
-    assert left == {directory}
 
 
 def test_only_the_owner_can_read_a_checkpoint(tmp_path):
