@@ -10,8 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from flwr_frl.common.settings import Settings, defaults, require
-from flwr_frl.results.comparison import write_paper
+from flwr_frl.common.settings import Settings, SettingsError, defaults, require
 from flwr_frl.results.methods import compare
 from flwr_frl.results.page import served_for
 from flwr_frl.results.processes import counted
@@ -37,8 +36,8 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     Returns
     -------
     int
-        0 on success, 3 if a run lost most replies of its last rounds, 130 if
-        interrupted.
+        0 on success, 2 if an algorithm has no results, 3 if a run lost most replies of
+        its last rounds, 130 if interrupted.
 
     Raises
     ------
@@ -64,11 +63,12 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
 
     sweep = sweep_of(algorithms, backend, namespace.seeds, jobs)
     summaries: Mapping[str, Any]
+    errors = list[SettingsError]()
     try:
         if tuning:
             summaries = _tune(algorithms, grid, overrides, sweep)
         else:
-            runs = carry_out(algorithms, overrides, sweep)
+            runs, errors = carry_out(algorithms, overrides, sweep)
             summaries = {name: run.summary for name, run in runs.items()}
     except KeyboardInterrupt:
         hint = f"; continue with --run-config 'resume=\"{output}\"'"
@@ -80,17 +80,16 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
         files = TUNED
     else:
         # Runs have resolved the folder, too.
-        folder = Path(output).resolve()
-        comparison = compare(folder)
-        write_paper(folder, comparison)
-        text = comparison.text((*DETAILS, *OF_TESTS))
+        text = compare(Path(output).resolve()).text((*DETAILS, *OF_TESTS))
         files = "metrics, clients, summary, table and figures"
     print(text)
     Console().print(f"{files}: {output}", soft_wrap=True, markup=False)
+    # Failures are printed last.
+    sys.stdout.flush()
     reasons = [failure(name, summary) for name, summary in summaries.items()]
-    for reason in filter(None, reasons):
+    for reason in filter(None, [*reasons, *errors]):
         print(f"error: {reason}", file=sys.stderr)
-    return 3 if any(reasons) else 0
+    return 2 if errors else 3 if any(reasons) else 0
 
 
 def _tune(

@@ -34,6 +34,8 @@ from flwr_frl.common.settings import (
     resolve,
 )
 from flwr_frl.common.text import short_name
+from flwr_frl.results.comparison import write_paper
+from flwr_frl.results.methods import compare
 from flwr_frl.results.page import served_for
 from flwr_frl.results.results import LOST, failure
 from flwr_frl.results.sweep import Sweep
@@ -89,6 +91,7 @@ def simulate(
 ) -> Run | Runs:
     """Run one or more algorithms in simulation.
 
+    The output folder has the same files as after a command.
     Flower's INFO messages are hidden; ``logging.getLogger("flwr").setLevel("INFO")``
     shows them.
 
@@ -143,7 +146,9 @@ def simulate(
     require(unique, "algorithm", algorithm, "one or more, with different names")
     sweep = sweep_of(names, backend, _plain(seeds))
     with hidden_info():
-        made = carry_out(names, options, sweep)
+        made, errors = carry_out(names, options, sweep)
+    if errors:
+        raise errors[0]
     for name, each in made.items():
         if why := failure(name, each.summary):
             raise SettingsError(why, LOST)
@@ -174,20 +179,34 @@ def sweep_of(
     return Sweep(checked, partial(run, backend=backend), seeds, jobs)
 
 
-def carry_out(algorithms: Sequence[str], given: Settings, sweep: Sweep) -> Runs:
-    """Run algorithms, each with one or more seeds, and return their results."""
+def carry_out(
+    algorithms: Sequence[str], given: Settings, sweep: Sweep
+) -> tuple[Runs, list[SettingsError]]:
+    """Run algorithms, each with one or more seeds, and write the files for a paper.
+
+    Returns the results, and the errors of algorithms without results.
+
+    Raises
+    ------
+    SettingsError
+        If a setting is invalid, or no algorithm has results.
+    """
     output = output_of(given)
     group = sweep.plan(algorithms, {**given, "output": output})
     with served_for({**group.settings[0], "output": output}):
-        (summaries,) = sweep.carry_out([group])
-    if isinstance(summaries, SettingsError):
-        raise summaries
-    return Runs(
-        {
-            name: Run(summary, [{**each, "algorithm": a} for each in group.settings])
-            for a, (name, summary) in zip(algorithms, summaries.items(), strict=True)
-        }
-    )
+        (outcome,) = sweep.carry_out([group])
+    runs, errors = Runs(), list[SettingsError]()
+    for algorithm, (name, summary) in zip(algorithms, outcome.items(), strict=True):
+        if isinstance(summary, SettingsError):
+            errors.append(summary)
+            continue
+        settings = [{**each, "algorithm": algorithm} for each in group.settings]
+        runs[name] = Run(dict(summary), settings)
+    if not runs:
+        raise errors[0]
+    folder = Path(output).resolve()
+    write_paper(folder, compare(folder))
+    return runs, errors
 
 
 def _plain(value: Any) -> Any:

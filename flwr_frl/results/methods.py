@@ -23,6 +23,7 @@ from flwr_frl.results.results import (
     SUMMARY,
     VALIDATED,
     RunResult,
+    failure,
     folder_of,
     is_number,
     over_seeds,
@@ -86,7 +87,7 @@ class MethodResult:
             entries |= {"difference": difference, **self.on_clients.entries}
         if self.on_seeds and self.on_seeds.p is not None:
             entries["p by seed"] = self.on_seeds.entries["p"]
-        return entries | self.summary
+        return {**entries, **self.summary}
 
     @property
     def result(self) -> float | None:
@@ -343,10 +344,13 @@ def tested(results: Sequence[MethodResult], baseline: str) -> list[MethodResult]
     Results of other rounds than the reference's are not tested.
     """
     sign = 1 if results[0].metric == "accuracy" else -1
-    # Methods without a result come last.
-    ordered = sorted(
-        results, key=lambda each: (each.result is None, -sign * (each.result or 0.0))
-    )
+
+    def key(each: MethodResult) -> tuple[bool, bool, float]:
+        # Methods that failed, and those without a result, come last.
+        failed = bool(failure(each.method, each.summary))
+        return failed, each.result is None, -sign * (each.result or 0.0)
+
+    ordered = sorted(results, key=key)
     named = [each for each in ordered if each.method == baseline]
     reference = (named or ordered)[0]
     others = [each for each in ordered if each is not reference]

@@ -52,8 +52,8 @@ Point = dict[str, Setting]
 Check = Callable[[Sequence[str], Settings], Settings]
 # Runs an algorithm with checked settings and returns its summary.
 RunOne = Callable[[str, Settings], dict[str, Any]]
-# The summaries of a group by algorithm, or why there are none.
-Outcome = Mapping[str, Any] | SettingsError
+# The summary of each algorithm of a group, or why it has none.
+Outcome = Mapping[str, Mapping[str, Any] | SettingsError]
 
 
 class RunGroup(NamedTuple):
@@ -124,7 +124,7 @@ class Sweep:
 
         Earlier runs are archived before the first run starts. If the command is
         interrupted, its folders therefore hold only runs of this command. A run that
-        fails does not end the others; its error is the outcome of its group.
+        fails does not end the others; its error is the outcome of its algorithm.
         """
         planned = [
             (self.run, name, settings)
@@ -142,13 +142,13 @@ class Sweep:
     def _outcome(self, group: RunGroup, summaries: Iterator[Any]) -> Outcome:
         names = [short_name(name) for name in group.algorithms]
         by_seed = [{name: next(summaries) for name in names} for _ in group.settings]
-        made = [summary for seed in by_seed for summary in seed.values()]
-        if errors := [each for each in made if isinstance(each, SettingsError)]:
-            return errors[0]
-        if self.count is None:
-            return by_seed[0]
-        combined = combine(group.folder, [int(each["seed"]) for each in group.settings])
-        return {name: combined[name] for name in names}
+        outcome: dict[str, Any] = by_seed[0]
+        if self.count is not None:
+            seeds = [int(each["seed"]) for each in group.settings]
+            outcome = combine(group.folder, seeds)
+        for seed in by_seed:
+            outcome |= {n: e for n, e in seed.items() if isinstance(e, SettingsError)}
+        return {name: outcome[name] for name in names}
 
 
 def _summary(
@@ -201,8 +201,10 @@ def combine(output: Path, seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
         The summary over the seeds of each algorithm.
     """
     contents = [read_object(output / folder_of(seed) / SUMMARY) for seed in seeds]
-    compared = [content["algorithms"] for content in contents]
+    compared = [content.get("algorithms", {}) for content in contents]
     common = [name for name in compared[0] if all(name in seed for seed in compared)]
+    if not common:
+        return {}
     of_all = {name: over_seeds([seed[name] for seed in compared]) for name in common}
     config = {**contents[0]["config"], "output": str(output)}
     content = {"algorithms": of_all, "config": config, "seeds": list(seeds)}
@@ -297,7 +299,7 @@ def tune(
     tuned, lost = dict[str, dict[str, Any]](), set[str]()
     for name, groups in planned.items():
         short = short_name(name)
-        scores = [_score(each, short) for each in sweep.carry_out(groups)]
+        scores = [_score(short, each[short]) for each in sweep.carry_out(groups)]
         finite = {
             i: score.get("accuracy", -score.get("loss", 0.0))
             for i, score in enumerate(scores)
@@ -306,15 +308,17 @@ def tune(
         why = f"a point that {name} can run; first failure: {scores[0].get('failed')}"
         require(bool(finite), "grid", list(grid), why)
         best = max(finite, key=lambda i: finite[i])
-        (test,) = sweep.carry_out([plan(name, {**grid[best], **whole}, f"test-{best}")])
-        if isinstance(test, SettingsError):
+        (outcome,) = sweep.carry_out(
+            [plan(name, {**grid[best], **whole}, f"test-{best}")]
+        )
+        if isinstance(test := outcome[short], SettingsError):
             raise test
         tuned[short] = {
             "validation-fraction": fraction,
             "points": [{"settings": grid[i]} | each for i, each in enumerate(scores)],
             "picked": grid[best],
             "at-edge": at_edge(grid, grid[best]),
-            "test": test[short],
+            "test": test,
         }
         with log_os_errors(TUNED, lost):
             # Algorithms that were tuned earlier keep their entries.
@@ -337,11 +341,12 @@ def at_edge(grid: Sequence[Point], picked: Point) -> dict[str, str]:
     return edges
 
 
-def _score(outcome: Outcome, algorithm: str) -> dict[str, Any]:
+def _score(
+    algorithm: str, summary: Mapping[str, Any] | SettingsError
+) -> dict[str, Any]:
     # A learning rate that diverges must not end the search.
-    if isinstance(outcome, SettingsError):
-        return {"failed": str(outcome)}
-    summary = outcome[algorithm]
+    if isinstance(summary, SettingsError):
+        return {"failed": str(summary)}
     if why := failure(algorithm, summary):
         return {"failed": why}
     name = "accuracy" if "accuracy" in summary else "loss"

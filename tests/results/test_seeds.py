@@ -49,7 +49,8 @@ def test_a_run_that_fails_does_not_end_the_others():
     checked = {"output": "nowhere", "resume": "elsewhere"}
     sweep = Sweep(lambda names, given: checked, run)
     (outcome,) = sweep.carry_out([sweep.plan(["fedavg", "fedper"], checked)])
-    assert (outcome.code, made) == ("failed", ["fedavg", "fedper"])
+    assert (outcome["fedavg"].code, outcome["fedper"]) == ("failed", {})
+    assert made == ["fedavg", "fedper"]
 
 
 @pytest.mark.parametrize("link", ["seed-6", "fedavg", "fedavg/seed-6"])

@@ -36,12 +36,27 @@ def test_command_ends_with_its_own_exit_code_and_keeps_all_results(tmp_path, cap
     (line,) = [x for x in printed.err.splitlines() if x.startswith("error:")]
     assert line.startswith("error: multi-task lost ")
     assert "lost" in printed.out
+    # Failures come last, whatever their accuracy.
+    assert printed.out.index("\n fedrep") < printed.out.index("\n multi-task")
     summary = json_of(tmp_path / "summary.json")["algorithms"]
     assert summary["fedrep"]["lost-replies"] == 0
     assert summary["multi-task"]["lost-replies"] > 0.5
     assert (tmp_path / "multi-task" / "checkpoint.safetensors").is_file()
     # The run has ended, so a resumed one reports the same.
     assert run(tmp_path, *words, **DIVERGING, resume=str(tmp_path)) == 3
+
+
+def test_results_are_shown_if_another_algorithm_has_none(tmp_path, capsys):
+    # The learning rate of `multi-task` is `saddle-step`.
+    broken = {"num_clients": 10, "num_server_rounds": 2, "learning_rate": 1e38}
+    assert run(tmp_path, "fedrep", "multi-task", **broken) == 2
+    printed = capsys.readouterr()
+    assert "\n multi-task" in printed.out
+    assert "\n fedrep" not in printed.out
+    assert "valid reply" in printed.err.splitlines()[-1]
+    again = {"output": tmp_path / "again", **broken}
+    code_of(simulate, ["fedrep", "multi-task"], "inline", **again)
+    assert (tmp_path / "again" / "table.tex").is_file()
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "flute", "fedbuff", "dpsgd"])
