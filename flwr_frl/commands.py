@@ -15,7 +15,6 @@ from flwr_frl.results.methods import compare
 from flwr_frl.results.page import served_for
 from flwr_frl.results.processes import counted
 from flwr_frl.results.results import failure
-from flwr_frl.results.statistics import OF_TESTS
 from flwr_frl.results.sweep import TUNED, Sweep, have_begun, points, tune
 from flwr_frl.results.tables import DETAILS, cells, legend, terminal
 from flwr_frl.running import carry_out, output_of, sweep_of
@@ -80,7 +79,7 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
         files = TUNED
     else:
         # Runs have resolved the folder, too.
-        text = compare(Path(output).resolve()).text((*DETAILS, *OF_TESTS))
+        text = str(compare(Path(output).resolve()))
         files = "metrics, clients, summary, table and figures"
     print(text)
     Console().print(f"{files}: {output}", soft_wrap=True, markup=False)

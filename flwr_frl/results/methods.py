@@ -77,17 +77,18 @@ class MethodResult:
 
     @property
     def entries(self) -> dict[str, Any]:
-        """The summary with the tests, as entries of a table."""
-        first = (self.metric, f"{self.metric}-worst-decile")
-        entries: dict[str, Any] = {n: self.summary.get(n, "") for n in first}
-        if self.reference:
-            entries |= dict.fromkeys([*OF_TESTS, "p"], "")
+        """The summary with the tests, as entries of a table, the main ones first."""
+        tests = dict.fromkeys([*OF_TESTS, "p"], "") if self.reference else {}
         if self.on_clients and self.on_clients.pairs:
             difference = formatted(self.metric, self.on_clients.difference)
-            entries |= {"difference": difference, **self.on_clients.entries}
+            tests = {"difference": difference, **self.on_clients.entries}
         if self.on_seeds and self.on_seeds.p is not None:
-            entries["p by seed"] = self.on_seeds.entries["p"]
-        return {**entries, **self.summary}
+            tests["p by seed"] = self.on_seeds.entries["p"]
+        entries = {**self.summary, **tests}
+        # A narrow terminal has no room for the others.
+        first = (self.metric, f"{self.metric}-worst-decile", "difference", "p")
+        order = (*first, "bytes", "seconds", *entries)
+        return {name: entries[name] for name in order if name in entries}
 
     @property
     def result(self) -> float | None:
@@ -147,15 +148,11 @@ class Comparison:
             for name, rows in self.tasks.items()
         }
 
-    def text(self, without: Sequence[str] = DETAILS) -> str:
-        """Return the tables for a terminal without some entries, and the legend."""
-        tables = self.tables(without).items()
+    def __str__(self) -> str:
+        """Return the tables for a terminal, and what they mean."""
+        tables = self.tables(DETAILS).items()
         parts = [f"{name}\n" * (len(tables) > 1) + terminal(t) for name, t in tables]
         return "".join([*parts, self.legend])
-
-    def __str__(self) -> str:
-        """Return the tables with the tests, and what they mean."""
-        return self.text()
 
     def _repr_html_(self) -> str:
         tables = "".join(map(html, self.tables().values()))

@@ -8,6 +8,7 @@ from html import escape as escape_html
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -147,18 +148,24 @@ def cell(summary: Mapping[str, Any], name: str, places: int = 2) -> str:
 
 
 def terminal(rows: Sequence[Sequence[str]]) -> str:
-    """Format rows for a terminal. Words are never cut, however narrow it is."""
+    """Format rows for a terminal, without the last columns if it is too narrow."""
+    console, columns = Console(), list(zip(*rows, strict=True))
+    # With two spaces between columns, and a margin
+    widths = [max(map(cell_len, column)) + 2 for column in columns]
+    while console.is_terminal and sum(widths) > console.width - 2 and len(widths) > 2:
+        widths.pop()
     table = Table(box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for heading, *column in zip(*rows, strict=True):
-        words = " ".join([heading, *column]).split()
-        table.add_column(escape(heading), min_width=max(map(len, words), default=1))
+    for column in columns[: len(widths)]:
+        table.add_column(escape(column[0]))
     for row in rows[1:]:
-        table.add_row(*map(escape, row))
-    console = Console()
+        table.add_row(*map(escape, row[: len(widths)]))
+    # Lines are never wrapped.
+    console.width = max(console.width, sum(widths) + 2)
     with console.capture() as captured:
-        # Lines of a table that is wider than the terminal are wrapped.
-        console.print(table, crop=False)
-    return captured.get()
+        console.print(table)
+    left_out = ", ".join(rows[0][len(widths) :])
+    more = f"In a wider terminal: {left_out}.\n" if left_out else ""
+    return captured.get() + more
 
 
 def html(rows: Sequence[Sequence[str]]) -> str:

@@ -34,8 +34,8 @@ def test_methods_are_tested_against_the_best_one(tmp_path):
     assert third.on_seeds.p is None
     assert "mean of last 10 rounds" in comparison.legend
     lines = str(comparison).splitlines()
-    assert any(re.search(r"fedavg .*-23.75% .*0/0/8 .*0.016", line) for line in lines)
-    assert any(re.search(r"fedper .*-1.25% .*0/7/1 .*1.000", line) for line in lines)
+    assert any(re.search(r"fedavg .*-23.75% .*0.016 .*0/0/8", line) for line in lines)
+    assert any(re.search(r"fedper .*-1.25% .*1.000 .*0/7/1", line) for line in lines)
     # By name, path or folder of a run
     assert compare(str(tmp_path / "fedper")).rows[0].method == "fedper"
     assert len(compare(tmp_path / "nowhere" / "..").rows) == 3

@@ -1,8 +1,8 @@
 """The table of a comparison as cells, LaTeX and HTML."""
 
+import re
 from io import StringIO
 
-import pytest
 from rich.console import Console
 
 from flwr_frl.results.tables import cells, html, latex, legend, terminal
@@ -69,18 +69,17 @@ def test_the_legend_names_examples_protocols_and_models():
     assert "mean of last 3 rounds (fedavg, moon); tested model: adapted;" in text
 
 
-MANY = {f"metric-{i}": 0.1234 + i for i in range(12)}
+def test_a_table_fits_into_the_terminal(monkeypatch):
+    def lines(width, is_terminal=True):
+        console = Console(file=StringIO(), width=width, force_terminal=is_terminal)
+        monkeypatch.setattr("flwr_frl.results.tables.Console", lambda: console)
+        plain = re.sub(r"\x1b\[[\d;]*m", "", terminal(ROWS))
+        return [line.split() for line in plain.splitlines() if line.strip()]
 
-
-@pytest.mark.parametrize(
-    ("summaries", "words"),
-    [
-        (SUMMARIES, ["algorithm", "accuracy", "own_50%", "75.00%", "1.25%"]),
-        ({"fedrep": MANY}, [*MANY, *(f"{value:.4g}" for value in MANY.values())]),
-    ],
-)
-def test_narrow_terminal_shows_all_words_and_columns(monkeypatch, summaries, words):
-    narrow = Console(file=StringIO(), width=50)
-    monkeypatch.setattr("flwr_frl.results.tables.Console", lambda: narrow)
-    text = terminal(cells(summaries, "test"))
-    assert [word for word in words if word not in text] == []
+    every = [" ".join(row).split() for row in ROWS]
+    assert [line for line in lines(80) if "─" not in line[0]] == every
+    head, _, _, own, more = lines(40)
+    assert (head, own) == (["algorithm", "accuracy"], every[2][:4])
+    assert more[-4:] == ["over", "examples,", "MB,", "r|2."]
+    # Files and pipes receive all columns.
+    assert lines(40, False)[-1] == every[2]
