@@ -11,7 +11,7 @@ from statistics import fmean
 
 import matplotlib.pyplot as plt
 
-from flwr_frl.results.looks import looks
+from flwr_frl.results.figures import looks
 from flwr_frl.results.results import METRICS, client_means, read_rows, result_rows
 
 PICTURE = Path(__file__).parent / "heads.svg"

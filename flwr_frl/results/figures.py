@@ -1,10 +1,12 @@
-"""The figure of a comparison: curves by round."""
+"""The figure of a comparison, and the look of each method in all pictures and pages."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import product
 from logging import INFO
 from pathlib import Path
+from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +14,6 @@ from flwr.common import log
 
 from flwr_frl.common.algorithms import title
 from flwr_frl.common.files import write_atomically
-from flwr_frl.results.looks import looks
 from flwr_frl.results.results import METRICS, PAGE, PLOT, Row, quality, read_rows
 
 if TYPE_CHECKING:
@@ -24,6 +25,16 @@ WIDTH = 3.3
 CLOCK = "seconds-simulated"
 # Metrics with a logarithmic axis.
 ERRORS = ("distance", "error", "loss")
+# Ten colours that people with colour vision deficiencies can tell apart
+# (Petroff 2021, arXiv:2107.02270), as in matplotlib's ``petroff10``.
+COLOURS = (
+    *("#3f90da", "#ffa90e", "#94a4a2", "#bd1f01", "#832db6"),
+    *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
+)
+# Line styles of matplotlib. Each is used with all colours before the next one is.
+STYLES = ("-", "--", ":", "-.")
+# With it, methods that are often compared have different colours and keep them.
+SALT = 48296
 
 
 def plot(output: Path, runs: Mapping[str, Sequence[Path]]) -> None:
@@ -145,3 +156,21 @@ def curve(
     table = np.array([[run[r] for r in rounds] for run in values])
     spread = table.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(rounds))
     return rounds, table.mean(0).tolist(), spread.tolist()
+
+
+def looks(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the colour and line style of each method of a comparison, by name.
+
+    A method's name determines its look. If another method of the comparison comes first
+    and has this look, it has the next one that is free.
+    """
+    random = {name: Random(f"{name}{SALT}") for name in methods}
+    firsts = {name: draw.randrange(len(COLOURS)) for name, draw in random.items()}
+    found = dict[str, tuple[str, str]]()
+    for name in sorted(firsts, key=lambda name: random[name].random()):
+        first = firsts[name]
+        order = product(STYLES, COLOURS[first:] + COLOURS[:first])
+        free = ((colour, style) for style, colour in order)
+        taken = found.values()
+        found[name] = next((x for x in free if x not in taken), (COLOURS[first], "-"))
+    return found

@@ -32,7 +32,7 @@ from flwr_frl.results.results import (
     read_rows,
     run_result,
 )
-from flwr_frl.results.statistics import LEVEL, OF_TESTS, PairedTest, holm, paired_test
+from flwr_frl.results.statistics import LEVEL, PairedTest, holm, paired_test
 from flwr_frl.results.tables import DETAILS, cells, formatted, html, legend, terminal
 
 
@@ -78,7 +78,7 @@ class MethodResult:
     @property
     def entries(self) -> dict[str, Any]:
         """The summary with the tests, as entries of a table, the main ones first."""
-        tests = dict.fromkeys([*OF_TESTS, "p"], "") if self.reference else {}
+        tests = dict[str, Any]()
         if self.on_clients and self.on_clients.pairs:
             difference = formatted(self.metric, self.on_clients.difference)
             tests = {"difference": difference, **self.on_clients.entries}
@@ -88,7 +88,7 @@ class MethodResult:
         # A narrow terminal has no room for the others.
         first = (self.metric, f"{self.metric}-worst-decile", "difference", "p")
         order = (*first, "bytes", "seconds", *entries)
-        return {name: entries[name] for name in order if name in entries}
+        return {name: entries.get(name, "") for name in order}
 
     @property
     def result(self) -> float | None:

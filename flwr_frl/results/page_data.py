@@ -18,8 +18,7 @@ from flwr.common import log
 from flwr_frl.common.algorithms import title
 from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES, TESTED_MODEL
 from flwr_frl.common.settings import Settings, defaults, facts
-from flwr_frl.results.figures import curve
-from flwr_frl.results.looks import looks
+from flwr_frl.results.figures import curve, looks
 from flwr_frl.results.methods import Comparison, MethodResult, over_runs, tested
 from flwr_frl.results.results import (
     CLIENTS,
@@ -43,7 +42,6 @@ MOST_POINTS = 200
 DATA = {NUM_EXAMPLES: "examples", NUM_TEST_EXAMPLES: "test examples"}
 OF_DEVICES = {
     **{"last-seen": "last seen", "last-round": "last round", "updates": "updates"},
-    **{"rejected": "rejected", "unanswered": "unanswered"},
     **{"node": "node", "reason": "last problem"},
 }
 
@@ -74,11 +72,6 @@ class Run(NamedTuple):
     rows: list[Row]
     result: RunResult
 
-    @property
-    def state(self) -> str:
-        """``running``, ``finished``, ``stopped``, or empty if it is not known."""
-        return str(self.status.get("state", ""))
-
 
 def read_folder(folder: Path) -> dict[str, Any]:
     """Return the data of the page, as JSON values.
@@ -98,17 +91,17 @@ def read_folder(folder: Path) -> dict[str, Any]:
         best first. A damaged run is left out.
     """
     runs = _runs_in(folder)
+    counted = {name: _counted(seeds) for name, seeds in runs.items()}
     results = [
-        over_runs("", name, [run.result for run in _counted(seeds)])
-        for name, seeds in runs.items()
+        over_runs("", name, [run.result for run in seeds])
+        for name, seeds in counted.items()
     ]
+    rows = tuple(tested(results, "") if results else ())
     every = sorted(chain(*runs.values()), key=lambda run: run.written)
     evaluated_on = " or ".join(sorted({str(r.settings["evaluate-on"]) for r in every}))
-    rows = tuple(tested(results, "") if results else ())
-    shared = dict(every[0].changed) if every else {}
-    for run in every:
-        shared = {n: v for n, v in shared.items() if run.changed.get(n) == v}
-    varied = sorted({name for run in every for name in run.changed} - shared.keys())
+    changed = [set(run.changed.items()) for run in every] or [set()]
+    shared = dict(sorted(set.intersection(*changed)))
+    varied = sorted(dict(set.union(*changed)).keys() - shared.keys())
     entries = {
         title(r.method): _entries(runs[r.method], varied) | r.entries for r in rows
     }
@@ -123,10 +116,10 @@ def read_folder(folder: Path) -> dict[str, Any]:
         "legend": Comparison(rows, evaluated_on).legend,
         "clients": _clients(rows, every),
         "methods": [
-            {"name": title(name), "colour": look[name][0], "style": look[name][1]}
-            | {"metric": result.metric, "clients": result.clients}
-            | {"curves": _curves(_counted(runs[name]))}
-            for name, result in ((result.method, result) for result in rows)
+            {"name": title(row.method), "metric": row.metric, "clients": row.clients}
+            | dict(zip(("colour", "style"), look[row.method], strict=True))
+            | {"curves": _curves(counted[row.method])}
+            for row in rows
         ],
     }
 
@@ -177,20 +170,11 @@ def _read(place: Path, files: tuple[tuple[int, int], ...]) -> Run:
         for name, value in settings.items()
         if value != defaults().get(name) and name not in hidden
     }
-    _complete(status.get("clients", ()), rows)
-    written = max(time for time, _ in files)
-    return Run(settings, changed, status, written, _points(rows), result)
-
-
-def _complete(clients: Sequence[dict[str, Any]], rows: Sequence[Row]) -> None:
-    """Add to the status of clients how often their replies were lost."""
-    for kind in ("rejected", "unanswered"):
-        lost = Counter(name for row in rows for name in row.get(f"{kind}-clients", ()))
-        for client in clients:
-            client[kind] = lost[client["client"]]
-    for client in clients:
+    for client in status.get("clients", ()):
         seen = datetime.fromtimestamp(client.get("last-seen") or 0)
         client["last-seen"] = "now" if client.get("node") else f"{seen:%Y-%m-%d %H:%M}"
+    written = max(time for time, _ in files)
+    return Run(settings, changed, status, written, _points(rows), result)
 
 
 def _points(rows: Sequence[Row]) -> list[Row]:
@@ -211,7 +195,7 @@ def _points(rows: Sequence[Row]) -> list[Row]:
 
 def _counted(runs: Sequence[Run]) -> Sequence[Run]:
     """Return the runs that have ended or, before one has, those that have begun."""
-    ended = [run for run in runs if run.state == "finished"]
+    ended = [run for run in runs if run.status.get("state") == "finished"]
     return ended or [run for run in runs if run.rows] or runs
 
 
@@ -232,18 +216,17 @@ def _text(settings: Settings) -> str:
 def _command(runs: Mapping[str, Sequence[Run]], shared: Settings) -> str:
     """Return the command that makes all runs; empty if one command cannot."""
     every = list(chain(*runs.values()))
-    other = any(run.changed != shared for run in every)
-    if not every or other or any("/" in name for name in runs):
+    one = all(run.changed == shared and not run.status.get("devices") for run in every)
+    if not every or not one or any("/" in name for name in runs):
         return ""
-    names = list(dict.fromkeys(str(run.settings["algorithm"]) for run in every))
+    names = dict.fromkeys(str(run.settings["algorithm"]) for run in every)
     seeds = sorted({run.settings["seed"] for run in every})
-    words, config = ["flwr-frl", *names], {**shared, "seed": seeds[0]}
-    if any(run.status.get("devices") for run in every):
-        words, config = ["flwr", "run", "."], {"algorithm": names[-1], **config}
-    if seeds[0] == defaults()["seed"]:
-        del config["seed"]
-    words += ["--seeds", str(len(seeds))] if len(seeds) > 1 else []
-    return shlex.join([*words, *(["--run-config", _text(config)] if config else [])])
+    first = {} if seeds[0] == defaults()["seed"] else {"seed": seeds[0]}
+    count = ["--seeds", str(len(seeds))] if len(seeds) > 1 else []
+    config = _text({**shared, **first})
+    return shlex.join(
+        ["flwr-frl", *names, *count, *(["--run-config", config] if config else [])]
+    )
 
 
 def _entries(runs: Sequence[Run], varied: Sequence[str]) -> dict[str, str]:
@@ -256,13 +239,14 @@ def _entries(runs: Sequence[Run], varied: Sequence[str]) -> dict[str, str]:
 
 def _state(runs: Sequence[Run]) -> str:
     """Return the progress of the run that is going on; empty if all have finished."""
-    running = [run for run in runs if run.state == "running"]
-    run = (running or list(runs))[-1]
-    if run.state in ("", "finished"):
+    states = {str(run.status.get("state", "")): run for run in runs}
+    state = "running" if "running" in states else list(states)[-1]
+    run = states[state]
+    if state in ("", "finished"):
         return ""
     done, left = run.rows[-1]["round"] if run.rows else 0, run.status["left"]
     text = f", {timedelta(seconds=left)} left" if left else ""
-    return f"{run.state}: round {done} of {run.status.get('rounds')}{text}"
+    return f"{state}: round {done} of {run.status.get('rounds')}{text}"
 
 
 def _clients(results: Sequence[MethodResult], runs: Sequence[Run]) -> list[list[str]]:

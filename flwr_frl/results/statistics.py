@@ -15,8 +15,6 @@ import numpy as np
 LEVEL = 0.05
 # With five pairs, the smallest p-value of the signed-rank test is 0.0625.
 FEWEST_PAIRS = 6
-# Entries of a table about the size of a difference
-OF_TESTS = ("difference", "effect", "wins/ties/losses")
 # Differences are rounded to this many decimals, so that equal ones are ties.
 DECIMALS = 12
 

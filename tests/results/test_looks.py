@@ -1,6 +1,6 @@
 """Colours and line styles of methods."""
 
-from flwr_frl.results.looks import COLOURS, looks
+from flwr_frl.results.figures import COLOURS, looks
 from flwr_frl.strategies.algorithms import ALGORITHMS
 
 
