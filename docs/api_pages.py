@@ -15,6 +15,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
             "flwr_frl.results.methods:Comparison",
             "flwr_frl.results.methods:MethodResult",
             "flwr_frl.results.statistics:PairedTest",
+            "flwr_frl.results.statistics:Ranking",
         ),
     ),
     "strategies": (

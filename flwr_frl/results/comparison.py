@@ -12,7 +12,14 @@ from typing import Any
 from flwr_frl.common.algorithms import title
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.settings import Settings, facts
-from flwr_frl.results.figures import WIDTH, figure_of, image_of, plot, rows_of
+from flwr_frl.results.figures import (
+    WIDTH,
+    figure_of,
+    image_of,
+    plot,
+    rank_diagram,
+    rows_of,
+)
 from flwr_frl.results.methods import Comparison
 from flwr_frl.results.page import write_page
 from flwr_frl.results.results import (
@@ -116,12 +123,14 @@ def write_paper(
 
 
 def write_figures(output: Path, comparison: Comparison) -> None:
-    """Write the curves of each task."""
+    """Write the curves of each task, and the diagram of mean ranks if there is one."""
     figures = {}
     for name, rows in comparison.tasks.items():
         of_methods = rows_of({row.method: row.folders for row in rows})
         ending = f"-{name}" if len(comparison.tasks) > 1 else ""
         figures[rows[0].metric + ending] = figure_of(of_methods, WIDTH)
+    if comparison.ranking:
+        figures["ranks"] = rank_diagram(comparison.ranking)
     for name, figure in figures.items():
         for kind in ("pdf", "svg"):
             plain = re.sub(r"\W+", "-", name).strip("-")
@@ -134,9 +143,10 @@ def table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
     The best result of a task is bold, and so are results that do not differ from it
     significantly. With a baseline, only the best result is.
     """
-    tasks = list(comparison.tasks)
-    methods = list(dict.fromkeys(row.method for row in comparison.rows))
-    metric = comparison.rows[0].metric
+    tasks, metric = list(comparison.tasks), comparison.rows[0].metric
+    ranking = comparison.ranking
+    ranks = dict(zip(ranking.methods, ranking.ranks, strict=True)) if ranking else {}
+    methods = list(dict.fromkeys([*ranks, *(row.method for row in comparison.rows)]))
     if len(tasks) == 1:
         columns = columns or [metric, *COLUMNS]
         summaries = {row.method: row.summary for row in comparison.rows}
@@ -146,10 +156,12 @@ def table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
             (row.method, row.task): cell(row.summary, metric, 1).replace("%", "")
             for row in comparison.rows
         }
+        columns = [*tasks, "mean rank"] if ranks else tasks
+        results |= {(name, "mean rank"): f"{rank:.2f}" for name, rank in ranks.items()}
         # The unit is beside the metric, not in the heading of every task.
-        head = [heading(metric), *tasks]
+        head = [heading(metric), *columns]
         rows = [
-            [name, *(results.get((name, t), "") for t in tasks)] for name in methods
+            [name, *(results.get((name, n), "") for n in columns)] for name in methods
         ]
     bold = {
         (methods.index(row.method) + 1, tasks.index(row.task) + 1)

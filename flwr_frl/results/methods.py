@@ -1,12 +1,14 @@
 """Compare methods by the runs in results folders: one row a method, and paired tests.
 
 `compare` reads the journals of finished runs. The methods of a task are compared with
-the best one, or with a baseline, on the same clients and on the same seeds.
+the best one, or with a baseline, on the same clients and on the same seeds; with
+several tasks their mean ranks are compared as well.
 """
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from statistics import fmean
@@ -32,7 +34,14 @@ from flwr_frl.results.results import (
     read_rows,
     run_result,
 )
-from flwr_frl.results.statistics import LEVEL, PairedTest, holm, paired_test
+from flwr_frl.results.statistics import (
+    LEVEL,
+    PairedTest,
+    Ranking,
+    holm,
+    paired_test,
+    rank,
+)
 from flwr_frl.results.tables import DETAILS, cells, formatted, html, legend, terminal
 
 
@@ -129,6 +138,20 @@ class Comparison:
         names = dict.fromkeys(row.task for row in self.rows)
         return {name: [r for r in self.rows if r.task == name] for name in names}
 
+    @cached_property
+    def ranking(self) -> Ranking | None:
+        """The mean ranks of methods that ran on all tasks; None if they are too few."""
+        results = [
+            {row.method: row.result for row in rows if row.result is not None}
+            for rows in self.tasks.values()
+        ]
+        first = results[0] if len(results) > 1 else {}
+        methods = [name for name in first if all(name in of for of in results)]
+        if len(methods) < 3:
+            return None
+        sign = 1 if self.rows[0].metric == "accuracy" else -1
+        return rank(methods, [[of[name] for name in methods] for of in results], sign)
+
     @property
     def legend(self) -> str:
         """An explanation of the results and of the tests."""
@@ -139,7 +162,7 @@ class Comparison:
                 f" p: Wilcoxon's signed-rank test on the same clients against "
                 f"{reference}, corrected by Holm; significant below {LEVEL}."
             )
-        return text
+        return f"{text} {self.ranking}" if self.ranking else text
 
     def tables(self, without: Sequence[str] = ()) -> dict[str, list[list[str]]]:
         """Return the table of each task without some entries, as `cells`."""
@@ -174,7 +197,8 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
     same task. On each task, every method is tested against the best one, or against the
     baseline, with Wilcoxon's signed-rank test: a pair is a client, with its mean over
     the seeds, or a seed, with its mean over the clients. P-values are corrected by
-    Holm.
+    Holm. With at least two tasks and three methods that ran on all of them, mean ranks
+    are compared by the tests of Friedman and Nemenyi.
 
     Parameters
     ----------

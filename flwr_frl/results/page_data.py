@@ -42,6 +42,7 @@ MOST_POINTS = 200
 DATA = {NUM_EXAMPLES: "examples", NUM_TEST_EXAMPLES: "test examples"}
 OF_DEVICES = {
     **{"last-seen": "last seen", "last-round": "last round", "updates": "updates"},
+    **{"rejected": "rejected", "unanswered": "unanswered"},
     **{"node": "node", "reason": "last problem"},
 }
 
@@ -170,7 +171,12 @@ def _read(place: Path, files: tuple[tuple[int, int], ...]) -> Run:
         for name, value in settings.items()
         if value != defaults().get(name) and name not in hidden
     }
+    lost = {
+        kind: Counter(name for row in rows for name in row.get(f"{kind}-clients", ()))
+        for kind in ("rejected", "unanswered")
+    }
     for client in status.get("clients", ()):
+        client |= {kind: names[client["client"]] for kind, names in lost.items()}
         seen = datetime.fromtimestamp(client.get("last-seen") or 0)
         client["last-seen"] = "now" if client.get("node") else f"{seen:%Y-%m-%d %H:%M}"
     written = max(time for time, _ in files)

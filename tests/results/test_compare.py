@@ -36,6 +36,7 @@ def test_methods_are_tested_against_the_best_one(tmp_path):
     lines = str(comparison).splitlines()
     assert any(re.search(r"fedavg .*-23.75% .*0.016 .*0/0/8", line) for line in lines)
     assert any(re.search(r"fedper .*-1.25% .*1.000 .*0/7/1", line) for line in lines)
+    assert comparison.ranking is None
     # By name, path or folder of a run
     assert compare(str(tmp_path / "fedper")).rows[0].method == "fedper"
     assert len(compare(tmp_path / "nowhere" / "..").rows) == 3
@@ -88,7 +89,7 @@ def test_seeds_are_one_row_and_pairs(tmp_path):
     assert other.on_clients.pairs == 8
 
 
-def test_folders_with_other_clients_are_several_tasks(tmp_path):
+def test_methods_of_several_tasks_are_ranked(tmp_path):
     places = [
         write_runs(
             tmp_path / f"{i}", examples=i, fedavg=FEDAVG, fedrep=FEDREP, fedper=FEDPER
@@ -97,8 +98,10 @@ def test_folders_with_other_clients_are_several_tasks(tmp_path):
     ]
     comparison = compare(*places)
     assert list(comparison.tasks) == ["digits (1)", "digits (2)", "digits (3)"]
-    for rows in comparison.tasks.values():
-        assert [row.method for row in rows] == ["fedrep", "fedper", "fedavg"]
+    assert comparison.ranking.methods == ("fedrep", "fedper", "fedavg")
+    assert comparison.ranking.ranks == (1.0, 2.0, 3.0)
+    # Friedman: 12 * 3 / 12 * (1 + 0 + 1)
+    assert comparison.ranking.statistic == pytest.approx(6.0)
 
 
 def test_folders_with_the_same_clients_are_one_task(tmp_path):

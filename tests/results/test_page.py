@@ -113,6 +113,7 @@ def test_only_devices_have_connections(tmp_path, devices):
         then = table["last seen"][1]
         assert re.fullmatch(r"2023-11-1\d \d\d:\d\d", then)
         about |= {"last seen": ["now", then], "last round": ["2", "1"]}
+        about |= {"rejected": ["0", "1"], "unanswered": ["0", "0"]}
         about |= {"node": ["9007199254740993", ""], "last problem": ["", "is bad"]}
     assert table == about
 

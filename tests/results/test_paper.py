@@ -32,23 +32,23 @@ def test_best_results_and_those_that_do_not_differ_are_bold(tmp_path):
     ]
 
 
-def test_several_tasks_are_columns(tmp_path, figures):
+def test_several_tasks_are_columns_with_mean_ranks(tmp_path, figures):
     one = write_runs(tmp_path / "one", fedavg=FEDAVG, fedrep=FEDREP, fedper=FEDPER)
     methods = {"fedavg": FEDAVG, "fedrep": FEDPER, "fedper": FEDREP, "local": FEDAVG}
     two = write_runs(tmp_path / "two", examples=9, **methods)
     paper = tmp_path / "paper"
     write_paper(paper, compare(one, two))
     assert lines_of(paper) == [
-        r"accuracy (\%) & digits (one) & digits (two) \\",
-        r"FedRep & \textbf{68.8} & \textbf{67.5} \\",
-        r"FedPer & \textbf{67.5} & \textbf{68.8} \\",
-        r"FedAvg & 45.0 & 45.0 \\",
-        r"Local training &  & 45.0 \\",
+        r"accuracy (\%) & digits (one) & digits (two) & mean rank \\",
+        r"FedRep & \textbf{68.8} & \textbf{67.5} & 1.50 \\",
+        r"FedPer & \textbf{67.5} & \textbf{68.8} & 1.50 \\",
+        r"FedAvg & 45.0 & 45.0 & 3.00 \\",
+        r"Local training &  & 45.0 &  \\",
     ]
     names = {path.name for path in paper.iterdir()}
-    assert {"accuracy-digits-one.svg", "accuracy-digits-one.pdf"} <= names
+    assert {"ranks.pdf", "ranks.svg", "accuracy-digits-one.pdf"} <= names
     # 3.3 inches of 72 points
-    assert b"/MediaBox [ 0 0 237.6" in (paper / "accuracy-digits-one.pdf").read_bytes()
+    assert b"/MediaBox [ 0 0 237.6" in (paper / "ranks.pdf").read_bytes()
     keys = re.findall(r"@\w+{(.*),", (paper / "references.bib").read_text())
     assert sorted(keys) == [
         *("arivazhagan2019federated", "collins2021exploiting"),
