@@ -252,14 +252,17 @@ class Tracking:
         self._tracker: Tracker | None = None
 
     @contextlib.contextmanager
-    def of(self, about: About) -> Iterator["Tracking"]:
-        """Track a run. An exception in the context ends it as a stopped run."""
+    def of(self, about: About) -> Iterator["Tracking | None"]:
+        """Track a run; None without a tracker.
+
+        An exception in the context ends it as a stopped run.
+        """
         with self._logging_failures():
             if self._class:
                 self._tracker = self._class(self.uri)
                 self._tracker.start(about)
         try:
-            yield self
+            yield self if self._tracker else None
         except BaseException:
             self.end(False, {})
             raise
