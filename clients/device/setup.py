@@ -17,7 +17,7 @@ from flwr_frl.clients.base import Client, Config
 from flwr_frl.clients.device.account import PrivateTraining
 from flwr_frl.clients.device.card import about_state
 from flwr_frl.clients.device.groups import array_names
-from flwr_frl.clients.device.secure import OF_A_NODE as OF_SECURE
+from flwr_frl.clients.device.secure import Rules
 from flwr_frl.clients.device.state import PersonalState, state_directory
 from flwr_frl.common import messages as keys
 from flwr_frl.common.settings import (
@@ -42,7 +42,7 @@ from flwr_frl.task.training.trainer import TrainerSettings
 # Keys of a node config besides the settings that a device may override.
 OF_A_NODE = (
     *("client-name", "state-dir", "partition-id", "num-partitions"),
-    *OF_SECURE,
+    *declared(Rules),
 )
 # Keys of the node config of simulated clients. With further keys, a client may have a
 # different task.

@@ -428,7 +428,7 @@ class Declared:
         if self.facts.form:
             return self.facts.form
         if get_origin(self.kind) is Literal:
-            return ", ".join(name or "empty" for name in get_args(self.kind))
+            return ", ".join(str(value) or "empty" for value in get_args(self.kind))
         limits = [f"{LIMITS[n]} {limit:,}" for n, limit in self.facts.limits.items()]
         kind = TYPES[type(self.default)]
         return f"{kind}, {' and '.join(limits)}" if limits else kind

@@ -1,13 +1,12 @@
 """Secure aggregation: sums with drop-outs, refusals, hostile members."""
 
-import json
 import math
 import os
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from refusals import code_of
+from pydantic import TypeAdapter, ValidationError
 from scipy import stats
 
 from flwr_frl.common.secure import primitives
@@ -303,7 +302,8 @@ def test_no_step_is_taken_twice_or_out_of_order():
     with pytest.raises(RefusedError):
         member.masked(round.words[1], boxes[1], SENT)
     member.unmask(fates([1, 2, 3]))
-    assert member.seeds == member.held == []
+    assert not member.seeds
+    assert not member.held
     with pytest.raises(RefusedError):
         member.unmask(fates([1, 2], [3]))
 
@@ -405,7 +405,7 @@ def test_a_mean_is_off_by_half_a_quantum(bits):
     off = mean["w"] - np.mean([r["w"] - before["w"] for r in replies], axis=0)
     assert np.abs(off).max() <= plan.quantum / 2 + 1e-14
     assert mean["n"] == 2
-    assert plan.size(before) == len(total) == 13
+    assert len(plan.zeros(before)) == len(total) == 13
 
 
 def test_quanta_are_those_of_the_range_and_the_number_of_clients():
@@ -479,8 +479,7 @@ def test_skellam_noise_is_as_private_as_gaussian_noise(order, multiplier):
 
 def test_a_plan_is_read_as_it_was_written():
     plan = Plan(3, 16, 0.5, 5, 30, 1.0, 0.25)
-    assert Plan.read(plan.text) == plan
-    assert Plan.read(plan.text).text == plan.text
+    assert TypeAdapter(Plan).validate_json(plan.text) == plan
 
 
 @pytest.mark.parametrize(
@@ -488,5 +487,5 @@ def test_a_plan_is_read_as_it_was_written():
     [{"bits": 8}, {"bound": 0}, {"clients": 0}, {"noise": math.nan}, {"most": -1}],
 )
 def test_an_invalid_plan_is_refused(change):
-    text = json.dumps(vars(Plan(3, 32, 8.0, 5)) | change)
-    assert code_of(Plan.read, text) == "plan"
+    with pytest.raises(ValidationError):
+        TypeAdapter(Plan).validate_python(vars(Plan(3, 32, 8.0, 5)) | change)

@@ -28,12 +28,12 @@ def hostile(rng: Rng, reply: Message) -> Message:
         return Message(Error(2, pick(rng, WORDS)), reply_to=to(reply))
     content = RecordDict(dict(reply.content.items()))
     record: Any = content.get(SECURE)
-    if kind > 2 and isinstance(record, ConfigRecord) and record["texts"]:
-        texts = [*record["texts"]]
-        for _ in range(int(rng.integers(1, len(texts) + 1))):
-            i = int(rng.integers(len(texts)))
-            texts[i] = bytes_of(rng, texts[i]) if texts[i] else rng.bytes(16)
-        content[SECURE] = ConfigRecord({**record, "texts": texts})
+    if kind > 2 and isinstance(record, ConfigRecord) and len(record) > 2:
+        texts = {n: v for n, v in record.items() if n not in ("step", "session")}
+        for name in rng.choice([*texts], int(rng.integers(1, len(texts) + 1))):
+            text = texts[name]
+            texts[name] = bytes_of(rng, text) if text else rng.bytes(16)
+        content[SECURE] = ConfigRecord({**record, **texts})
     else:
         content = content_of(rng, content)
     return Message(content, reply_to=to(reply))

@@ -71,10 +71,9 @@ dpsgd @ secure-aggregation=true => secure-aggregation
 fedbuff @ secure-aggregation=true => secure-aggregation
 srpfl @ secure-aggregation=true => secure-aggregation
 fedrep --task linear @ secure-aggregation=true => initialization
-fedrep --fraction 0.1 @ secure-aggregation=true => fraction-train
+fedrep --fraction 0.1 @ secure-aggregation=true => secure-aggregation
 fedrep @ secure-aggregation=true secure-neighbours=5 => secure-neighbours
 fedrep @ secure-aggregation=true secure-neighbours=2 => secure-neighbours
-fedrep @ secure-aggregation=true secure-neighbours=10 => secure-neighbours
 fedrep @ secure-aggregation=true secure-bits=8 => secure-bits
 fedrep @ secure-aggregation=true secure-threshold=0.5 => secure-threshold
 fedrep @ secure-aggregation=true secure-range=0.0 => secure-range

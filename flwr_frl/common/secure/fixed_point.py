@@ -3,20 +3,19 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field
 
 from flwr_frl.common.secure.primitives import Words
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import require
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
-Number = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+AtLeast0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-WORDS = {16: np.uint16, 32: np.uint32, 64: np.uint64}
 # Largest integers that float64 represents exactly, with a bit to spare.
 EXACT = 2**52
 # Largest standard deviation of noise in quanta. NumPy's Poisson variables become wrong
@@ -54,18 +53,8 @@ class Plan:
     bound: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     clients: Annotated[int, Field(ge=1)]
     most: Annotated[int, Field(ge=0)] = 0
-    clip: Number = 0.0
-    noise: Number = 0.0
-
-    @classmethod
-    def read(cls, text: str) -> Self:
-        """Return the plan in a text; raise `SettingsError` if it is invalid."""
-        try:
-            plan: Self = TypeAdapter(cls).validate_json(text)
-        except ValidationError as error:
-            line = error.errors()[0]["msg"]
-            raise SettingsError(f"the plan is invalid: {line}", "plan") from None
-        return plan
+    clip: AtLeast0 = 0.0
+    noise: AtLeast0 = 0.0
 
     @property
     def text(self) -> str:
@@ -99,38 +88,37 @@ class Plan:
         SettingsError
             If a change or a weight is too large, or not a number.
         """
-        if self.most and not 0 <= weight <= min(self.most, self.largest):
-            raise SettingsError(
-                f"num-examples is {weight}; expected 0 to {self.most} with these "
-                f"secure-bits, {self.bits}",
-                "secure-bits",
-            )
-        scale = self._clipping(before, after) if self.clip else 1.0
+        if self.most:
+            allowed = f"at most {self.most} with these secure-bits, {self.bits}"
+            valid = 0 <= weight <= min(self.most, self.largest)
+            require(valid, "num-examples", weight, allowed, "secure-bits")
+        changes = {n: after[n].astype(np.float64) - old for n, old in before.items()}
+        scale = 1.0
+        if self.clip:
+            norm = np.sqrt(sum(np.sum(change**2) for change in changes.values()))
+            scale = self.clip / max(self.clip, norm)
         parts = []
-        for name, old in before.items():
-            is_float = old.dtype.kind == "f"
-            limit, unit = (self.bound, self.quantum) if is_float else (self.largest, 1)
-            value = _difference(after[name], old) * scale
+        for name, change in changes.items():
+            is_float = before[name].dtype.kind == "f"
+            bound, unit = (self.bound, self.quantum) if is_float else (self.largest, 1)
+            value = np.asarray(change * scale)
             if self.most:
                 value *= weight / (self.most if is_float else 1)
+            most = np.abs(value).max(initial=0)
             # False for NaN as well.
-            if not np.abs(value).max(initial=0) <= limit:
-                raise SettingsError(
-                    f"secure-range is {limit:g}, but {name!r} has a change of "
-                    f"{np.abs(value).max():.3g}; expected a range that all changes fit",
-                    "secure-range",
-                )
+            allowed = f"at least {most:.3g}, the largest change of {name!r}"
+            require(bool(most <= bound), "secure-range", bound, allowed)
             parts.append(np.rint(value / unit).astype(np.int64).ravel())
         if self.most:
             parts.append(np.array([weight]))
         whole = np.concatenate(parts)
         if self.noise:
             whole += self._noise(len(whole))
-        return whole.astype(WORDS[self.bits])
+        return whole.astype(f"u{self.bits // 8}")
 
     def decode(self, total: Words, before: Arrays, count: int) -> dict[str, Floats]:
         """Return the mean changes of ``count`` clients from the sum of their words."""
-        signed = total.view(np.dtype(f"i{self.bits // 8}"))
+        signed = total.view(f"i{self.bits // 8}")
         weight = int(signed[-1]) if self.most else count
         means, start = dict[str, Floats](), 0
         for name, old in before.items():
@@ -140,15 +128,10 @@ class Plan:
             means[name] = np.asarray(part * (unit / weight) if weight else part * 0.0)
         return means
 
-    def size(self, before: Arrays) -> int:
-        """Return the number of words of a client."""
-        return sum(array.size for array in before.values()) + bool(self.most)
-
-    def _clipping(self, before: Arrays, after: Arrays) -> float:
-        """Return the factor by which a client's change is within the clipping norm."""
-        squares = (np.sum(_difference(after[n], before[n]) ** 2) for n in before)
-        norm = float(np.sqrt(sum(squares)))
-        return min(1.0, self.clip / norm) if norm else 1.0
+    def zeros(self, before: Arrays) -> Words:
+        """Return as many words as a client's, which are all 0."""
+        size = sum(array.size for array in before.values()) + bool(self.most)
+        return np.zeros(size, f"u{self.bits // 8}")
 
     def _noise(self, size: int) -> npt.NDArray[np.int64]:
         """Return a client's share of the noise, in quanta.
@@ -164,9 +147,4 @@ class Plan:
         variance = (self.noise * sensitivity) ** 2 + SKELLAM
         # Seeded by the operating system.
         rng = np.random.default_rng()
-        half = variance / 2
-        return rng.poisson(half, size) - rng.poisson(half, size)
-
-
-def _difference(after: npt.NDArray[Any], before: npt.NDArray[Any]) -> Floats:
-    return np.asarray(np.subtract(after, before, dtype=np.float64))
+        return rng.poisson(variance / 2, size) - rng.poisson(variance / 2, size)

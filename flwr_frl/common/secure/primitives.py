@@ -13,14 +13,7 @@ import numpy.typing as npt
 from Crypto.Protocol.SecretSharing import Shamir
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives import hashes
-from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-    Ed25519PrivateKey,
-    Ed25519PublicKey,
-)
-from cryptography.hazmat.primitives.asymmetric.x25519 import (
-    X25519PrivateKey,
-    X25519PublicKey,
-)
+from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -52,27 +45,28 @@ def mark(*parts: bytes) -> bytes:
     return hashlib.sha256(joined((DOMAIN, *parts))).digest()[:MARK]
 
 
-def key_pair(seed: bytes) -> tuple[X25519PrivateKey, bytes]:
+def key_pair(seed: bytes) -> tuple[x25519.X25519PrivateKey, bytes]:
     """Return the private and the public key that follow from a seed."""
-    private = X25519PrivateKey.from_private_bytes(derive(seed, b"x25519"))
+    private = x25519.X25519PrivateKey.from_private_bytes(derive(seed, b"x25519"))
     return private, private.public_key().public_bytes_raw()
 
 
-def agree(private: X25519PrivateKey, public: bytes, *about: bytes) -> bytes:
+def agree(private: x25519.X25519PrivateKey, public: bytes, *about: bytes) -> bytes:
     """Return the key that two clients share; `ValueError` if the public one is weak."""
-    return derive(private.exchange(X25519PublicKey.from_public_bytes(public)), *about)
+    other = x25519.X25519PublicKey.from_public_bytes(public)
+    return derive(private.exchange(other), *about)
 
 
 def is_key(public: bytes) -> bool:
     """Return whether a public key can be used: some give every client the same key."""
     try:
-        agree(X25519PrivateKey.generate(), public)
+        agree(x25519.X25519PrivateKey.generate(), public)
     except ValueError:
         return False
     return True
 
 
-def sign(key: Ed25519PrivateKey, text: bytes) -> bytes:
+def sign(key: ed25519.Ed25519PrivateKey, text: bytes) -> bytes:
     """Return the public key and the signature of a text."""
     return key.public_key().public_bytes_raw() + key.sign(text)
 
@@ -80,7 +74,8 @@ def sign(key: Ed25519PrivateKey, text: bytes) -> bytes:
 def is_signed(signed: bytes, text: bytes) -> bool:
     """Return whether a result of `sign` is of this text."""
     try:
-        Ed25519PublicKey.from_public_bytes(signed[:KEY]).verify(signed[KEY:], text)
+        public = ed25519.Ed25519PublicKey.from_public_bytes(signed[:KEY])
+        public.verify(signed[KEY:], text)
     except (InvalidSignature, ValueError):
         return False
     return True
@@ -123,5 +118,4 @@ def split(secret: bytes, threshold: int, number: int) -> list[bytes]:
 
 def combine(shares: Mapping[int, bytes], threshold: int) -> bytes:
     """Return the secret of shares by their position, from 1."""
-    secret: bytes = Shamir.combine(sorted(shares.items())[:threshold], False)
-    return secret
+    return bytes(Shamir.combine(sorted(shares.items())[:threshold], False))

@@ -19,10 +19,14 @@ to different members receives noise. By the marks, wrong shares are recognised.
 import os
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
+from typing import Any
 
+import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from pydantic import ConfigDict
 
 from flwr_frl.common.secure import primitives as crypto
 from flwr_frl.common.secure.primitives import KEY, MARK, SEED, Words, mark
@@ -49,6 +53,11 @@ def demand(condition: bool, reason: str) -> None:
         raise RefusedError(reason, "secure-round")
 
 
+def demand_enough(count: int, threshold: int, what: str) -> None:
+    """Raise `RefusedError` if a count is below the threshold."""
+    demand(count >= threshold, f"{count} {what}; expected at least {threshold}")
+
+
 def number(node: int) -> bytes:
     """Return a node's id as bytes."""
     return node.to_bytes(8, "big")
@@ -65,17 +74,6 @@ def threshold_of(group: int, fraction: float, in_ring: bool = False) -> int:
     return max(FEWEST, half, min(group, int(group * fraction + 1e-9) + 1))
 
 
-def own_mask(seed: bytes, session: bytes) -> bytes:
-    """Return the key of a member's own mask."""
-    return crypto.derive(seed, b"own mask", session)
-
-
-def marks(session: bytes, owner: int, helper: int, share: bytes) -> bytes:
-    """Return the marks of both halves of a share, of the key and of the own mask."""
-    about = session, number(owner), number(helper)
-    return mark(b"key", *about, share[:SEED]) + mark(b"own", *about, share[SEED:])
-
-
 @dataclass
 class Member:
     """A client in one round.
@@ -90,13 +88,18 @@ class Member:
         Fewest clients of its group that must remain in each step.
     seeds : list of bytes
         Seeds of the two key pairs and of the own mask; by default random.
-    nodes : list of int
-        Its group, in order: its neighbours and itself.
-    publics, held : list of bytes
-        Their public keys, and their shares that it holds.
+    publics : dict of int to bytes
+        Public keys of its group: of its neighbours and of itself.
+    held : dict of int to bytes
+        Shares that it holds, by owner.
     step : int
         Number of steps that it has taken. It takes none twice.
+    about : dict of str to str
+        What the caller keeps with it.
     """
+
+    # Seeds and shares are no text.
+    __pydantic_config__ = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
     node: int
     session: bytes
@@ -104,18 +107,14 @@ class Member:
     seeds: list[bytes] = field(
         default_factory=lambda: [os.urandom(SEED) for _ in range(3)]
     )
-    nodes: list[int] = field(default_factory=list)
-    publics: list[bytes] = field(default_factory=list)
-    held: list[bytes] = field(default_factory=list)
+    publics: dict[int, bytes] = field(default_factory=dict)
+    held: dict[int, bytes] = field(default_factory=dict)
     step: int = 0
+    about: dict[str, str] = field(default_factory=dict)
 
     def _begin(self, step: int) -> None:
         demand(self.step == step, f"step {step + 1} follows step {self.step}")
         self.step += 1
-
-    def _enough(self, count: int) -> None:
-        least = f"{count} clients are left; expected at least {self.threshold}"
-        demand(count >= self.threshold, least)
 
     def keys(
         self, least: int = FEWEST, signing: Ed25519PrivateKey | None = None
@@ -149,42 +148,41 @@ class Member:
             Public keys of the clients that it trusts to sign; by default any.
         """
         self._begin(1)
-        self.nodes = sorted(keys)
-        self.publics = [keys[node][:UNSIGNED] for node in self.nodes]
-        single = {half for k in self.publics for half in (k[:KEY], k[KEY:])}
+        self.publics = {node: keys[node][:UNSIGNED] for node in sorted(keys)}
+        single = {half for k in self.publics.values() for half in (k[:KEY], k[KEY:])}
         usable = len(single) == 2 * len(keys) and all(map(crypto.is_key, single))
         demand(usable, "two clients have the same public key, or a key is weak")
-        own = keys.get(self.node, b"")[:UNSIGNED] == self._public()
+        own = self.publics.get(self.node) == self._public()
         demand(own, "the server reports another public key of this client")
         half = len(keys) < 2 * self.threshold <= 2 * len(keys)
         demand(half, f"{self.threshold} of {len(keys)} clients may unmask a sum")
         if peers is not None:
             signed = [
-                (k[UNSIGNED:], self.session + k[:UNSIGNED]) for k in keys.values()
+                (self.session + k[:UNSIGNED], k[UNSIGNED:]) for k in keys.values()
             ]
-            valid = all(s[:KEY] in peers and crypto.is_signed(s, t) for s, t in signed)
-            demand(valid, "a client's keys are not signed by one of secure-peers")
-            distinct = len({s[:KEY] for s, _ in signed}) == len(keys)
-            demand(distinct, "two clients' keys are signed by one of secure-peers")
+            signers = {signature[:KEY] for _, signature in signed}
+            valid = signers <= peers and len(signers) == len(keys)
+            valid = valid and all(crypto.is_signed(s, text) for text, s in signed)
+            demand(valid, "keys are not signed by distinct clients of secure-peers")
         of_seeds = [
             crypto.split(seed, self.threshold, len(keys)) for seed in self.seeds[1:]
         ]
         sent = {}
-        for node, *halves in zip(self.nodes, *of_seeds, strict=True):
-            share, about = b"".join(halves), number(self.node) + number(node)
+        for node, of_key, of_own in zip(self.publics, *of_seeds, strict=True):
+            pair = number(self.node), number(node)
             if node == self.node:
+                self.held = {node: of_key + of_own}
                 box = mark(b"seed", self.session, self.seeds[2]).ljust(BOX, b"\0")
-                own_share = share
             else:
-                box = crypto.seal(self._channel(node), share, about)
-            sent[node] = box + marks(self.session, self.node, node, share)
-        self.held = [own_share if n == self.node else b"" for n in self.nodes]
+                plain = of_key + of_own
+                box = crypto.seal(self._channel(node), plain, b"".join(pair))
+            box += mark(b"key", self.session, *pair, of_key)
+            sent[node] = box + mark(b"own", self.session, *pair, of_own)
         return sent
 
     def _channel(self, node: int) -> bytes:
-        public = self.publics[self.nodes.index(node)][:KEY]
         private, _ = crypto.key_pair(self.seeds[0])
-        return crypto.agree(private, public, b"shares", self.session)
+        return crypto.agree(private, self.publics[node][:KEY], b"shares", self.session)
 
     def masked(self, words: Words, boxes: Texts, sent: bytes) -> Words:
         """Return the masked words.
@@ -199,37 +197,35 @@ class Member:
             Identifies everything that all members have received.
         """
         self._begin(2)
-        neighbours = boxes.keys() < {*self.nodes} and self.node not in boxes
+        neighbours = boxes.keys() <= self.publics.keys() - {self.node}
         demand(neighbours, "shares come from clients that are no neighbours")
-        self._enough(len(boxes) + 1)
+        demand_enough(len(boxes) + 1, self.threshold, "clients are left")
         words = words.copy()
-        crypto.add_mask(words, own_mask(self.seeds[2], self.session), 1)
+        own = crypto.derive(self.seeds[2], b"own mask", self.session)
+        crypto.add_mask(words, own, 1)
         private, _ = crypto.key_pair(self.seeds[1])
-        held = dict(zip(self.nodes, self.held, strict=True))
-        publics = dict(zip(self.nodes, self.publics, strict=True))
         for node, box in boxes.items():
             # A hostile neighbour's share is empty; its mask is added all the same.
             about = number(node) + number(self.node)
-            held[node] = crypto.unseal(self._channel(node), box, about)
+            self.held[node] = crypto.unseal(self._channel(node), box, about)
             of_pair = b"pair mask", self.session, sent
-            key = crypto.agree(private, publics[node][KEY:], *of_pair)
+            key = crypto.agree(private, self.publics[node][KEY:], *of_pair)
             crypto.add_mask(words, key, 1 if self.node < node else -1)
-        self.nodes, self.publics = sorted([*boxes, self.node]), []
-        self.held = [held[node] for node in self.nodes]
         return words
 
     def unmask(self, fates: Texts) -> dict[int, bytes]:
         """Return one share of each of the group, by whether it has `SURVIVED`."""
         self._begin(3)
-        same = sorted(fates) == self.nodes and fates[self.node] == SURVIVED
+        same = fates.keys() == self.held.keys() and fates[self.node] == SURVIVED
         demand(same, "the server names other clients than have sent shares")
-        self._enough(list(fates.values()).count(SURVIVED))
+        survived = {node for node, fate in fates.items() if fate == SURVIVED}
+        demand_enough(len(survived), self.threshold, "clients are left")
         shares = {
-            node: share[SEED:] if fates[node] == SURVIVED else share[:SEED]
-            for node, share in zip(self.nodes, self.held, strict=True)
+            node: share[SEED:] if node in survived else share[:SEED]
+            for node, share in self.held.items()
         }
         # Nothing of the round can be revealed afterwards.
-        self.seeds, self.held = [], []
+        self.seeds, self.held = [], {}
         return shares
 
 
@@ -244,8 +240,8 @@ class Coordinator:
         ``secure-threshold``.
     neighbours : int, default 0
         Number of neighbours on a random ring; 0 for all.
-    expected : int, optional
-        Number of clients whose words close the round, by default all.
+    expected : float, default inf
+        Number of clients whose words close the round, if these are not all.
 
     Attributes
     ----------
@@ -256,28 +252,16 @@ class Coordinator:
     """
 
     def __init__(
-        self,
-        asked: int,
-        fraction: float,
-        neighbours: int = 0,
-        expected: int | None = None,
+        self, asked: int, fraction: float, neighbours: int = 0, expected: float = inf
     ) -> None:
         self.neighbours, self.session = neighbours, os.urandom(MARK)
         in_ring = 0 < neighbours < asked - 1
         group = neighbours + 1 if in_ring else asked
-        self.threshold = threshold_of(group, fraction, in_ring)
-        if expected is not None:
-            least = max(FEWEST, group // 2 + 1, expected)
-            self.threshold = min(self.threshold, least)
+        least = max(FEWEST, group // 2 + 1, expected)
+        self.threshold = int(min(threshold_of(group, fraction, in_ring), least))
         self.survived, self.blamed = set[int](), set[int]()
-        self._keys: dict[int, bytes] = {}
         self._groups: dict[int, list[int]] = {}
-        self._shares: dict[int, dict[int, bytes]] = {}
-        self._total: Words | None = None
-
-    def _enough(self, nodes: Collection[int], have: str) -> None:
-        text = f"{len(nodes)} clients {have}; expected at least {self.threshold}"
-        demand(len(nodes) >= self.threshold, text)
+        self._total: Any = 0
 
     def take_keys(self, keys: Texts) -> dict[int, dict[int, bytes]]:
         """Return for each node the keys of its group.
@@ -292,9 +276,9 @@ class Coordinator:
             if len(keys[node]) in (UNSIGNED, SIGNED)
             and all(count[key] == 1 and crypto.is_key(key) for key in pair)
         }
-        self._enough(self._keys, "have sent keys")
-        order, n = [*self._keys], len(self._keys)
-        random.SystemRandom().shuffle(order)
+        n = len(self._keys)
+        demand_enough(n, self.threshold, "clients have sent keys")
+        order = random.SystemRandom().sample([*self._keys], n)
         half = self.neighbours // 2 if 0 < self.neighbours < n - 1 else n
         for i, node in enumerate(order):
             ring = {order[(i + step) % n] for step in range(-half, half + 1)}
@@ -306,11 +290,13 @@ class Coordinator:
 
     def take_shares(self, shares: Mapping[int, Texts]) -> dict[int, dict[int, bytes]]:
         """Return for each node the boxes that its neighbours have sent for it."""
-        for node, sent in shares.items():
-            sizes = {len(text) for text in sent.values()}
-            if sorted(sent) == self._groups.get(node) and sizes == {BOX + 2 * MARK}:
-                self._shares[node] = dict(sent)
-        self._enough(self._shares, "have sent shares")
+        self._shares = {
+            node: sent
+            for node, sent in shares.items()
+            if sorted(sent) == self._groups.get(node)
+            and {len(text) for text in sent.values()} == {BOX + 2 * MARK}
+        }
+        demand_enough(len(self._shares), self.threshold, "clients have sent shares")
         return {
             node: {o: self._shares[o][node][:BOX] for o in self._group(node) - {node}}
             for node in self._shares
@@ -318,22 +304,20 @@ class Coordinator:
 
     def _group(self, node: int) -> set[int]:
         """Return those of a node's group that have sent shares."""
-        return {other for other in self._groups[node] if other in self._shares}
+        return self._shares.keys() & self._groups[node]
 
-    def take_masked(self, node: int, words: Words) -> bool:
+    def take_masked(self, node: int, words: npt.NDArray[Any]) -> bool:
         """Add a node's words; return whether they count."""
         if node not in self._shares or node in self.survived:
             return False
-        if self._total is None:
-            self._total = words.copy()
-        else:
-            self._total += words
+        self._total += words
         self.survived.add(node)
         return True
 
     def ask_unmask(self) -> dict[int, dict[int, bytes]]:
         """Return for each survivor which of its group survived, and which did not."""
-        self._enough(self.survived, "have sent masked words")
+        have = "clients have sent masked words"
+        demand_enough(len(self.survived), self.threshold, have)
         fates = {n: SURVIVED if n in self.survived else DROPPED for n in self._shares}
         return {
             node: {other: fates[other] for other in self._group(node)}
@@ -346,47 +330,46 @@ class Coordinator:
         Raises `RefusedError` if too few shares are right; ``blamed`` then has the nodes
         that most of the wrong ones have in common.
         """
-        right: dict[int, dict[int, bytes]] = {owner: {} for owner in self._shares}
-        wrong: set[tuple[int, int]] = set()
+        right: dict[int, dict[int, bytes]]
+        right = {owner: {} for node in self.survived for owner in self._group(node)}
+        wrong = Counter[int]()
         for helper in answers.keys() & self.survived:
             for owner in self._group(helper):
                 share = answers[helper].get(owner, b"")
                 if self._is_right(owner, helper, share):
                     right[owner][self._groups[owner].index(helper) + 1] = share
                 else:
-                    wrong.add((owner, helper))
+                    wrong.update({owner, helper})
         seeds: dict[int, bytes] = {}
-        for owner in sorted({o for node in self.survived for o in self._group(node)}):
-            if (count := len(right[owner])) < self.threshold:
+        for owner, shares in right.items():
+            if len(shares) < self.threshold:
                 # One hostile node is in all pairs. If the pair is a single one, either
                 # could have lied, to have the other one blamed.
-                times = Counter(node for pair in wrong for node in {*pair})
-                most = max(times.values(), default=0)
-                self.blamed |= {node for node, n in times.items() if n == most}
-                least = f"{count} shares are right; expected at least {self.threshold}"
-                demand(False, least)
-            seeds[owner] = crypto.combine(right[owner], self.threshold)
+                most = max(wrong.values(), default=0)
+                self.blamed |= {node for node, times in wrong.items() if times == most}
+            demand_enough(len(shares), self.threshold, "shares are right")
+            seeds[owner] = crypto.combine(shares, self.threshold)
             if not self._is_seed(owner, seeds[owner]):
                 self.blamed.add(owner)
         demand(not self.blamed, f"the shares of {len(self.blamed)} clients are wrong")
-        assert self._total is not None
+        total: Words = self._total
         for owner, seed in seeds.items():
             if owner in self.survived:
-                crypto.add_mask(self._total, own_mask(seed, self.session), -1)
+                own = crypto.derive(seed, b"own mask", self.session)
+                crypto.add_mask(total, own, -1)
                 continue
             private, _ = crypto.key_pair(seed)
             for other in self._group(owner) & self.survived:
                 about = b"pair mask", self.session, sent
                 key = crypto.agree(private, self._keys[other][KEY:UNSIGNED], *about)
                 # The reverse of what the survivor has added.
-                crypto.add_mask(self._total, key, -1 if other < owner else 1)
-        return self._total
+                crypto.add_mask(total, key, -1 if other < owner else 1)
+        return total
 
     def _is_right(self, owner: int, helper: int, share: bytes) -> bool:
-        is_own, both = owner in self.survived, share + share
-        place = slice(MARK, None) if is_own else slice(MARK)
-        expected = self._shares[owner][helper][BOX:][place]
-        found = marks(self.session, owner, helper, both)[place]
+        is_own, marks = owner in self.survived, self._shares[owner][helper][BOX:]
+        kind, expected = (b"own", marks[MARK:]) if is_own else (b"key", marks[:MARK])
+        found = mark(kind, self.session, number(owner), number(helper), share)
         return len(share) == SEED and found == expected
 
     def _is_seed(self, owner: int, seed: bytes) -> bool:

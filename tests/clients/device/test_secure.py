@@ -6,15 +6,16 @@ import sys
 import pytest
 from client_messages import app_of, context_of, device, initial_arrays, properties_of
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from pydantic import ValidationError
 from refusals import code_of
 
 from flwr_frl.clients.device.secure import Rules, answer, check_message, check_rules
 from flwr_frl.clients.device.setup import unread
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.common.secure.fixed_point import Plan
-from flwr_frl.common.secure.messages import SECURE, SHORT, record_of
+from flwr_frl.common.secure.messages import SECURE, SHORT, record_of, texts_in
 from flwr_frl.common.secure.protocol import Coordinator
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import SettingsError, build
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def keys(tmp_path_factory):
 )
 def test_an_invalid_node_config_is_one_line(keys, monkeypatch, node, code):
     monkeypatch.chdir(keys)
-    assert code_of(Rules.of, node) == code
+    assert code_of(build, Rules, node) == code
     assert code_of(check_rules, node, {"secure-aggregation": True}) == code
 
 
@@ -90,14 +91,17 @@ class Session:
             i: Context(1, i, node, RecordDict(), {}) for i, node in enumerate(nodes, 1)
         }
 
-    def send(self, step: str, node: int, texts=None, plan: str = "") -> dict:
-        record = record_of(step, self.server.session, texts, plan)
-        message = Message(RecordDict({SECURE: record}), node, SHORT)
+    def send(self, step: str, node: int, texts: dict[int, bytes]) -> dict[int, bytes]:
+        session = self.server.session
+        message = Message(
+            RecordDict({SECURE: record_of(step, session, texts)}), node, SHORT
+        )
         replied = answer(message, self.contexts[node]).content[SECURE]
-        return dict(zip(replied["nodes"], replied["texts"], strict=True))
+        return texts_in(replied, step, session)
 
     def keys(self) -> dict[int, dict[int, bytes]]:
-        sent = {i: self.send("keys", i, plan=self.plan.text) for i in self.contexts}
+        plan = self.plan.text.encode()
+        sent = {i: self.send("keys", i, {i: plan}) for i in self.contexts}
         return self.server.take_keys({i: keys[i] for i, keys in sent.items()})
 
 
@@ -133,15 +137,16 @@ def test_steps_of_other_sessions_and_unknown_steps_are_refused():
 def test_words_before_shares_are_refused():
     session = Session([{}, {}, {}])
     session.keys()
-    record = record_of("masked", session.server.session)
+    record = record_of("masked", session.server.session, {})
     message = Message(RecordDict({SECURE: record}), 1, "train")
     assert code_of(check_message, message, session.contexts[1]) == "secure-round"
 
 
 def test_an_invalid_plan_is_refused():
     session = Session([{}, {}, {}])
-    plan = session.plan.text.replace("32", "33")
-    assert code_of(session.send, "keys", 1, None, plan) == "plan"
+    plan = session.plan.text.replace("32", "33").encode()
+    with pytest.raises(ValidationError):
+        session.send("keys", 1, {1: plan})
 
 
 def test_short_steps_load_no_torch():
@@ -153,11 +158,12 @@ def test_short_steps_load_no_torch():
         from flwr_frl.common.secure.fixed_point import Plan
         from flwr_frl.common.secure.messages import SECURE, SHORT, record_of
         TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
-        record = record_of("keys", b"session", {}, Plan(3, 32, 8.0, 3).text)
+        plan = Plan(3, 32, 8.0, 3).text.encode()
+        record = record_of("keys", b"session", {7: plan})
         message = Message(RecordDict({SECURE: record}), 7, SHORT)
         reply = app(message, Context(1, 7, {}, RecordDict(), {}))
-        print(reply.content[SECURE]["nodes"], {"torch"} & set(sys.modules))
+        print([*reply.content[SECURE]][2:], {"torch"} & set(sys.modules))
     """
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert result.stdout == "[7] set()\n"
+    assert result.stdout == f"{['7'.zfill(20)]} set()\n"
