@@ -34,7 +34,7 @@ from flwr_frl.common.settings import (
     resolve,
 )
 from flwr_frl.common.text import short_name
-from flwr_frl.strategies.algorithms import client_path, settings_owners
+from flwr_frl.strategies.algorithms import settings_owners
 from flwr_frl.task.tasks import task_key, task_maker
 from flwr_frl.task.training.trainer import TrainerSettings
 
@@ -72,9 +72,9 @@ def client_class(settings: Settings) -> type[Client]:
     Raises
     ------
     SettingsError
-        If there is no such algorithm, or it has no client.
+        If there is no such algorithm, or its client cannot be imported.
     """
-    return load_client(client_path(settings))
+    return load_client(settings_owners(settings)[-1]._traits.client)
 
 
 def owners(settings: Settings) -> list[Maker]:

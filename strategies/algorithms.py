@@ -64,26 +64,10 @@ def settings_owners(settings: Settings) -> list[type[Algorithm]]:
 def build_strategy(settings: Settings) -> Strategy:
     """Return the strategy of the algorithm that the settings name.
 
-    Raises `SettingsError` as `strategy_class` and `client_path` do, or if a setting is
-    out of its range.
+    Raises `SettingsError` as `strategy_class`, or if a setting is out of its range.
     """
-    client_path(settings)
     kind: Any = strategy_class(settings)
     return cast(Strategy, kind._build(settings))
-
-
-def client_path(settings: Settings) -> str:
-    """Return the import path of the algorithm's client.
-
-    Raises `SettingsError` if its strategy names none.
-    """
-    path = settings_owners(settings)[-1]._traits.client
-    if not path or not isinstance(path, str):
-        raise SettingsError(
-            f"algorithm {settings['algorithm']!r} has the client {path!r}; declare the "
-            "import path of one, as in `class Mine(Strategy, client=...)`"
-        )
-    return path
 
 
 def simulation_defaults(
@@ -129,12 +113,10 @@ def check_names(algorithms: Iterable[str]) -> None:
         If two of them would write to the same place, or the class of an import path
         has the name of a built-in algorithm.
     """
-    seen: dict[str, str] = {}
+    seen = {name: name for name in ALGORITHMS}
     for algorithm in algorithms:
         name = short_name(algorithm)
-        builtin = is_path(algorithm) and name in ALGORITHMS
-        other = name if builtin else seen.setdefault(name, algorithm)
-        if other != algorithm:
+        if (other := seen.setdefault(name, algorithm)) != algorithm:
             raise SettingsError(
                 f"two algorithms are called {name!r}: {other!r} and {algorithm!r}; "
                 "each must have a name of its own"

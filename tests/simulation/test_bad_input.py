@@ -50,7 +50,7 @@ tune fedrep --grid 'momentum=0.1, 0.2' => grid
 @ min-available-nodes=100 => min-available-nodes
 nowhere.at_all:Strategy => algorithm
 fedavg outsiders:Homeless => ~'outsiders:Homeless' is no strategy
-outsiders:WithoutClient => ~has the client ''
+outsiders:WithoutClient => client
 outsiders:LostClient => client
 outsiders:StrangeClient => ~'outsiders:Plain' is no client
 fedrep outsiders:fedrep => ~two algorithms are called 'fedrep'

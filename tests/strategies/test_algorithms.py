@@ -2,14 +2,9 @@
 
 import pytest
 
-from flwr_frl.clients.algorithms import load_client
+from flwr_frl.clients.algorithms import client_class
 from flwr_frl.common.settings import resolve
-from flwr_frl.strategies.algorithms import (
-    ALGORITHMS,
-    client_path,
-    settings_owners,
-    strategy_class,
-)
+from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners, strategy_class
 from flwr_frl.strategies.fedrep import FedRep, FedRepLinear
 from flwr_frl.strategies.flute import FLUTEStar
 from flwr_frl.strategies.srpfl import FLANP, SRPFL
@@ -30,8 +25,8 @@ def test_name_and_import_path_give_the_same_classes(name):
     strategy = strategy_class(settings_of(name))
     assert path_of(strategy) == path
     assert strategy_class(settings_of(path)) is strategy
-    client = load_client(client_path(settings_of(name)))
-    assert client is load_client(client_path(settings_of(path)))
+    client = client_class(settings_of(name))
+    assert client is client_class(settings_of(path))
     assert about
     assert "\n" not in about
 
@@ -74,7 +69,7 @@ def test_task_may_have_its_own_strategy_class(algorithm, task, expected):
     ],
 )
 def test_a_strategy_names_its_client(algorithm, task, expected):
-    assert client_path(settings_of(algorithm, task)) == expected
+    assert path_of(client_class(settings_of(algorithm, task))) == expected
 
 
 def test_classes_whose_settings_apply():
