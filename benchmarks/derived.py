@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from flwr_frl.results.statistics import paired_test
+
 Results = dict[str, dict[str, list[dict[str, Any]]]]
 Notes = dict[str, dict[str, dict[str, str]]]
-# Differences with a larger p-value are not coloured in the picture.
-LEVEL = 0.05
 # Colours on which white text is easier to read
 WHITE_TEXT = 0.75
 REFERENCES = ("fedavg", "local")
@@ -48,40 +48,23 @@ def beside_papers(config: Any, results: Results) -> dict[str, Any]:
 # Comparisons of clients
 
 
-def sign_test(better: int, worse: int) -> float:
-    """Return the two-sided p-value of a sign test; 1 if no client differs."""
-    from scipy.stats import binomtest
-
-    count = better + worse
-    return float(binomtest(better, count).pvalue) if count else 1.0
-
-
 def compare(
     clients: Sequence[dict[str, float]], others: Sequence[dict[str, float]], sign: int
 ) -> tuple[int, int]:
     """Return how many clients are better and worse, by their mean over the seeds."""
-    names = set.intersection(*map(set, [*clients, *others]))
-    better = worse = 0
-    for name in names:
-        pairs = zip(clients, others, strict=True)
-        ahead = sign * float(np.mean([one[name] - other[name] for one, other in pairs]))
-        # Rounding errors are no difference.
-        better += ahead > 1e-9
-        worse += ahead < -1e-9
-    return better, worse
+    names = sorted(set.intersection(*map(set, [*clients, *others])))
+    means = [
+        [fmean(run[name] for run in runs) for name in names]
+        for runs in (clients, others)
+    ]
+    test = paired_test(*means, sign)
+    return test.wins, test.losses
 
 
 def worst_decile(clients: dict[str, float], sign: int) -> float:
     """Return the mean of the worst tenth of the clients, at least one."""
     values = sorted(clients.values(), key=lambda value: sign * value)
     return float(np.mean(values[: max(1, len(values) // 10)]))
-
-
-def balance(counts: Sequence[int] | None) -> float:
-    """Return (better - worse) / clients that differ; 0 if it is not significant."""
-    if counts is None or sign_test(*counts) >= LEVEL:
-        return 0.0
-    return (counts[0] - counts[1]) / sum(counts)
 
 
 def of_clients(config: Any, results: Results) -> dict[str, Any]:
@@ -103,12 +86,10 @@ def of_clients(config: Any, results: Results) -> dict[str, Any]:
                 others = clients_of(results.get(other, {}).get(cell, []), metric)
                 if len(others) != len(own):
                     continue
-                found = compare(own, others, direction)
-                note[f"clients better : worse than `{other}`"] = (
-                    f"{found[0]} : {found[1]} (p = {sign_test(*found):.2g})"
-                )
+                better, worse = compare(own, others, direction)
+                note[f"clients better : worse than `{other}`"] = f"{better} : {worse}"
                 if other == "fedavg":
-                    counts.setdefault(row, {})[cell] = found
+                    counts.setdefault(row, {})[cell] = better, worse
     return {"notes": notes, "against-fedavg": counts}
 
 
@@ -122,7 +103,11 @@ def clients_of(runs: Sequence[dict[str, Any]], metric: str) -> list[dict[str, fl
 
 
 def picture(config: Any, data: dict[str, Any]) -> None:
-    """Draw for how many clients each algorithm is better than FedAvg, and its lead."""
+    """Draw for how many clients each algorithm is better than FedAvg, and its lead.
+
+    The colour is the share of the clients for which it is, minus the share of those for
+    which it is worse.
+    """
     from matplotlib.figure import Figure
 
     from benchmarks.common import RESULTS
@@ -130,7 +115,11 @@ def picture(config: Any, data: dict[str, Any]) -> None:
 
     results, counts = data["results"], data["against-fedavg"]
     cells = [cell for cell in config.cells if cell in results["fedavg"]]
-    means = {n: fmean(map(balance, own.values())) for n, own in counts.items()}
+    balances = {
+        name: {cell: (b - w) / max(1, b + w) for cell, (b, w) in own.items()}
+        for name, own in counts.items()
+    }
+    means = {name: fmean(own.values()) for name, own in balances.items()}
     names = sorted(means.keys() - {"fedavg"}, key=lambda name: -means[name])
     shares = np.full((len(names), len(cells)), np.nan)
     figure = Figure(figsize=(1.35 * len(cells) + 2.5, 0.29 * len(names) + 2))
@@ -139,9 +128,9 @@ def picture(config: Any, data: dict[str, Any]) -> None:
         metric = own_metric(config, cell, config.metric)
         base = fmean(run[metric] for run in results["fedavg"][cell])
         for row, name in enumerate(names):
-            if cell not in counts[name]:
+            if cell not in balances[name]:
                 continue
-            shares[row, column] = balance(counts[name][cell])
+            shares[row, column] = balances[name][cell]
             mean = fmean(run[metric] for run in results[name][cell])
             gain = 100 * (1 - mean / base if sign(metric) < 0 else mean - base)
             white = abs(shares[row, column]) > WHITE_TEXT
