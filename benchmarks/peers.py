@@ -26,7 +26,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "e2e")]
 from benchmarks.common import write  # noqa: E402
 from benchmarks.peers_page import Found, every_tenth, page  # noqa: E402
 from benchmarks.peers_runs import (  # noqa: E402
-    BARE,
     FEDJAX,
     FLUKE,
     PFL,
@@ -114,7 +113,6 @@ def arguments() -> argparse.Namespace:
     add("--rounds", type=int, default=4, help="the first warms up")
     add("--passes", type=int, default=2)
     add("--works", default="", help="filter of works; own page")
-    add("--only", default="", help="filter of names; no page")
     return parser.parse_args()
 
 
@@ -126,10 +124,6 @@ def main() -> None:
     ran, left = peers(given)
     ran = [peer for peer in ran if given.works in peer.work]
     left = [(work, name) for work, name in left if given.works in work]
-    if given.only:
-        works = {p.work for p in ran if given.only in p.name}
-        names = {p.name for p in ran if given.only in p.name} | {BARE}
-        ran = [p for p in ran if p.name in names and p.work in works]
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         write_vectors(home)
@@ -140,8 +134,6 @@ def main() -> None:
             shutil.copytree(Path(given.pfllib) / "system", home / "system")
         print("the clients' examples are written", flush=True)
         found = measure(given, home, ran)
-    if given.only:
-        return
     words = re.findall(r"[a-z0-9]+", given.works.lower())
     page_name = "-".join(("peers", *words))
     title = "Other libraries on the same work"

@@ -82,8 +82,7 @@ class Config:
         ``grid``; ``cell``, if one is for all; ``diverged`` (the largest error);
         ``extend`` (the factor by which a grid is extended if its end is the best); and
         ``settings`` of these runs. ``stored`` is a file of chosen settings, which
-        ``--anew`` writes if there are grids; ``page`` and ``cell`` are those whose
-        choices are used.
+        ``--anew`` writes if there are grids.
     data : str
         The entry of ``sources`` with the runs' data: a function of the folders and the
         arguments given there that returns settings.
@@ -211,10 +210,6 @@ class Bench:
         if (file := tune.get("stored")) and not (anew and tuned):
             found = of_page(common.RESULTS / file)["algorithms"]
             self.stored = {row: entry["picked"] for row, entry in found.items()}
-        if name := tune.get("page"):
-            chosen = of_page(common.RESULTS / f"{name}.json").get("chosen", {})
-            cell = tune["cell"]
-            self.stored = {r: own[cell] for r, own in chosen.items() if cell in own}
 
     def _on_pages(self) -> Iterator[tuple[Settings, Numbers]]:
         """Yield the runs on the page and on those of `reuse`, with their settings."""
@@ -311,9 +306,6 @@ class Bench:
         row = about.get("grid-as", row)
         if row in self.stored and about.get("stored", True):
             return self.stored[row], []
-        if "page" in tune:
-            # All of the learning rates tried there have diverged.
-            return None, []
         grid = self.config.rows[row].get("grid", tune.get("grid", []))
         cell = tune.get("cell", cell)
         count = self.config.cells[cell].get("tuning-seeds", 1)
