@@ -19,7 +19,7 @@ from flwr_frl.clients.fedrep import FedRepLinearClient
 from flwr_frl.common.messages import IS_CHANGE
 from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.models import Part, SplitModel
-from flwr_frl.task.models.neural_collapse import HeadRegularizer, neural_collapse
+from flwr_frl.task.models.neural_collapse import neural_collapse
 
 
 @dataclass(frozen=True)
@@ -32,20 +32,17 @@ class Penalty:
         λ1, λ2 and λ3.
     classes : Tensor of bool, shape (1, m)
         Classes of the client.
-    regularizer : HeadRegularizer
-        NC_i, or a replacement.
     """
 
     feature_weight: float
     head_weight: float
     nc_weight: float
     classes: Tensor
-    regularizer: HeadRegularizer
 
     def __call__(self, features: Tensor, targets: Tensor, model: SplitModel) -> Tensor:
         """Return the penalty, a scalar."""
         head = cast(nn.Linear, model.head).weight
-        collapse = self.regularizer(head[None], self.classes)[0]
+        collapse = neural_collapse(head[None], self.classes)[0]
         penalty = self.head_weight * head.square().sum() + self.nc_weight * collapse
         if self.feature_weight:
             penalty = self.feature_weight * features.square().sum() + penalty
@@ -72,7 +69,6 @@ class FLUTEClient(
     nc_weight: float = setting(0.25, ge=0)
     head_weight: float = setting(0.0025, ge=0)
     feature_weight: float = setting(0.0005, ge=0)
-    regularizer: HeadRegularizer = staticmethod(neural_collapse)
 
     def personalize(self) -> None:
         """Train a regularised head for ``newcomer-epochs``."""
@@ -95,8 +91,7 @@ class FLUTEClient(
         settings = self.settings
         feature_weight = settings.feature_weight if part == "all" else 0.0
         weights = feature_weight, settings.head_weight, settings.nc_weight
-        penalty = Penalty(*weights, self._class_mask(), self.regularizer)
-        return self.train(part, epochs, penalty)
+        return self.train(part, epochs, Penalty(*weights, self._class_mask()))
 
 
 class FLUTEStarClient(FLUTEClient, supports_example_dp=True):

@@ -182,10 +182,8 @@ class FLUTELinear(
     rank : int, default 2
         Width k of the representation.
     learning_rate : float, default 0.01
-        Step size η_l of the clients' losses.
-    regularizer_learning_rate : float, default 0
-        Step size η_r of the regularizer with the weights γ1 and γ2; 0 means
-        ``learning-rate``, as in the paper's theorems and experiments.
+        Step size η_l = η_r, of the clients' losses and of the regularizer with the
+        weights γ1 and γ2, as in the paper's theorems and experiments.
     gamma1 : float, default 0.25
         Weight γ1 of −‖BW‖_F².
     gamma2 : float, default 0.125
@@ -200,17 +198,13 @@ class FLUTELinear(
     dimension: int = setting(10, ge=1)
     rank: int = setting(2, ge=1)
     learning_rate: float = setting(0.01, gt=0)
-    regularizer_learning_rate: float = setting(0.0, ge=0)
     gamma1: float = setting(0.25, ge=0)
     gamma2: float = setting(0.125, ge=0)
     initial_scale: float = setting(0.0, ge=0)
 
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        self.scale = self.initial_scale or 1 / (10 * self.dimension)
-
     def _random(self, shape: tuple[int, int], name: str) -> Matrix:
-        return gaussian_start(self.settings.seed, name, shape, self.scale)
+        scale = self.initial_scale or 1 / (10 * self.dimension)
+        return gaussian_start(self.settings.seed, name, shape, scale)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return B⁰ᵀ of shape (k, d) with entries from N(0, α²)."""
@@ -244,11 +238,8 @@ class FLUTELinear(
         bb, ww = b.T @ b, w @ w.T
         reg_b = 2 * b @ (2 * self.gamma2 * bb - self.gamma1 * ww)
         reg_w = 2 * (2 * self.gamma2 * ww - self.gamma1 * bb) @ w
-        # η_r/η_l. At the default of 1 results are bit-identical to a single step size.
-        rate = self.learning_rate
-        ratio = (self.regularizer_learning_rate or rate) / rate
-        new_b = b - rate * (grad_b + ratio * reg_b)
-        new_w = w - rate * (grad_w + ratio * reg_w)
+        new_b = b - self.learning_rate * (grad_b + reg_b)
+        new_w = w - self.learning_rate * (grad_w + reg_w)
         if not is_finite({REPRESENTATION_WEIGHT: new_b}):
             return None
         self.save_heads(names, [{HEAD_WEIGHT: w[None].copy()} for w in new_w.T])

@@ -92,24 +92,13 @@ def test_every_round_matches_the_paper(weighting):
     assert np.abs(scales - scales.mean(0)).max() > 1e-2
 
 
-class OneNorm(FedBNClient):
-    """Keeps a single norm of resnet20, chosen by name."""
-
-    @staticmethod
-    def stays(name, module):
-        return name == "representation.block2.bn1"
-
-
-@pytest.mark.parametrize(("kind", "count"), [(FedBNClient, 19), (OneNorm, 1)])
-def test_personal_layers_are_chosen_by_type_or_name(kind, count):
+def test_batch_norms_of_a_network_are_personal():
     task = build_task(resolve({"task": "digits", "model": "resnet20"}), 20)
-    settings = build(kind._settings_type, resolve({}))
-    client = kind(task, 0, PersonalState(Context(1, 1, {}, RecordDict(), {})), settings)
-    kept, shared = (
-        array_names(client, client.personal),
-        array_names(client, client.shared),
-    )
-    assert len(kept) == 5 * count
+    settings = build(FedBNClient._settings_type, resolve({}))
+    state = PersonalState(Context(1, 1, {}, RecordDict(), {}))
+    client = FedBNClient(task, 0, state, settings)
+    kept, shared = (array_names(client, g) for g in (client.personal, client.shared))
+    assert len(kept) == 5 * 19
     assert "representation.block2.bn1.running_var" in kept
     assert "representation.block2.conv1.weight" in shared
     assert {*kept, *shared} == set(task.initial_state)

@@ -9,7 +9,7 @@ from algorithm_runs import settings_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.strategies import FLUTE, FLUTELinear, build_strategy
+from flwr_frl.strategies import FLUTE, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import to_record
@@ -101,31 +101,6 @@ def test_linear_run_equals_plain_numpy() -> None:
     for i in range(3):
         head = strategy.per_client(f"{i:06d}")[WEIGHT][0]
         np.testing.assert_allclose(head, w[:, i], atol=1e-10)
-
-
-def test_linear_step_sizes_of_the_loss_and_of_the_regularizer_differ() -> None:
-    # B = I and w = (0, 2): BᵀB = I and WWᵀ = diag(0, 4). The regularizer's gradients
-    # are B (I/4 - WWᵀ/4) · 2 = diag(1/2, -3/2) in B and (WWᵀ/4 - I/4) w · 2 = (0, 3) in
-    # w; those of the loss are I and (1, 1). With η_l = 0.1 and η_r = 0.01:
-    # B = I - 0.1 I - 0.01 diag(1/2, -3/2), w = (0, 2) - 0.1 (1, 1) - 0.01 (0, 3).
-    strategy = FLUTELinear(
-        dimension=2, learning_rate=0.1, regularizer_learning_rate=0.01
-    )
-    strategy.heads = {"c1": {WEIGHT: np.array([[0.0, 2.0]])}}
-    b, grid = to_record({REPRESENTATION: np.eye(2)}), Answers({1: None})
-    (sent,) = strategy.configure_train(1, b, ConfigRecord(), grid)
-    gradients = {
-        f"gradient.{REPRESENTATION}": np.eye(2),
-        f"gradient.{WEIGHT}": np.ones((1, 2)),
-    }
-    content = {
-        "arrays": to_record(gradients),
-        "metrics": MetricRecord({"is-change": 1}),
-    }
-    reply = Message(RecordDict(content), reply_to=sent)
-    new, _ = strategy.aggregate_train(1, [reply])
-    np.testing.assert_allclose(new[REPRESENTATION].numpy(), np.diag([0.895, 0.915]))
-    np.testing.assert_allclose(strategy.heads["c1"][WEIGHT], [[-0.1, 1.87]])
 
 
 def test_gamma1_above_twice_gamma2_warns_and_can_converge(caplog) -> None:
