@@ -20,7 +20,7 @@ from flwr_frl.clients.base import Client, ClientTraits
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import Strategy
-from flwr_frl.strategies.algorithms import ALGORITHMS, client_path, strategy_class
+from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners, strategy_class
 from flwr_frl.strategies.server import loop
 from flwr_frl.strategies.server.traits import StrategyTraits
 from flwr_frl.task.tasks import TASKS
@@ -250,13 +250,11 @@ def test_the_client_app_is_found_without_torch():
 def test_a_server_loads_no_torch_with_any_algorithm():
     code = f"""if True:
         import sys, strategies
-        from flwr_frl.strategies.algorithms import client_path
         from flwr_frl.strategies.server_app import server_settings
         for task in ("digits", "linear", "transfer", "qcqp"):
             for name in strategies.ALGORITHMS:
                 settings = server_settings({{"algorithm": name, "task": task}})
                 strategies.build_strategy(settings)
-                assert client_path(settings).startswith("flwr_frl.clients.")
         print(len(strategies.ALGORITHMS), *{HEAVY} & set(sys.modules))
     """
     assert printed_by(code) == [str(len(ALGORITHMS))]
@@ -291,7 +289,8 @@ PATHS = {
     for task in TASKS
     for settings in [resolve({"algorithm": algorithm, "task": task})]
     for kind in [strategy_class(settings)]
-    for path in (f"{kind.__module__}:{kind.__qualname__}", client_path(settings))
+    for client in [settings_owners(settings)[-1]._traits.client]
+    for path in (f"{kind.__module__}:{kind.__qualname__}", client)
 }
 ALGORITHM_MODULES = {path.split(":")[0] for path in PATHS}
 CLASSES = {path.split(":")[1] for path in PATHS}
