@@ -1,10 +1,9 @@
 """The commands of the command line: compare algorithms, or tune their settings."""
 
-import logging
 import sys
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
-from logging import WARNING
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from flwr_frl.results.processes import counted
 from flwr_frl.results.results import failure
 from flwr_frl.results.sweep import TUNED, Sweep, have_begun, points, tune
 from flwr_frl.results.tables import DETAILS, cells, legend, terminal
-from flwr_frl.running import carry_out, output_of, sweep_of
+from flwr_frl.running import carry_out, hidden_info, output_of, sweep_of
 
 DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 
@@ -43,8 +42,6 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     SettingsError
         If something is invalid, or results could not be written.
     """
-    if not namespace.verbose:
-        logging.getLogger("flwr").setLevel(WARNING)
     backend, jobs, grid = namespace.backend, namespace.jobs, namespace.grid
     valid = jobs == 1 or (jobs > 1 and backend != "ray")
     allowed = "at least 1, and 1 with ray, which uses all cores for each run"
@@ -64,11 +61,12 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     summaries: Mapping[str, Any]
     errors = list[SettingsError]()
     try:
-        if tuning:
-            summaries = _tune(algorithms, grid, overrides, sweep)
-        else:
-            runs, errors = carry_out(algorithms, overrides, sweep)
-            summaries = {name: run.summary for name, run in runs.items()}
+        with nullcontext() if namespace.verbose else hidden_info():
+            if tuning:
+                summaries = _tune(algorithms, grid, overrides, sweep)
+            else:
+                runs, errors = carry_out(algorithms, overrides, sweep)
+                summaries = {name: run.summary for name, run in runs.items()}
     except KeyboardInterrupt:
         hint = f"; continue with --run-config 'resume=\"{output}\"'"
         begun = tuning or have_begun(Path(output), algorithms)

@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from logging import DEBUG, WARNING
 from pathlib import Path
 from typing import Any, overload
@@ -62,13 +63,7 @@ __all__ = ["Run", "Runs", "simulate"]
 
 BACKENDS = ("auto", "inline", "ray")
 # Classes that declare the settings of all algorithms.
-OF_ALL: tuple[Maker, ...] = (
-    RunSettings,
-    DeviceSettings,
-    SecureSettings,
-    SpeedModel,
-    AdapterSettings,
-)
+OF_ALL = RunSettings, DeviceSettings, SecureSettings, SpeedModel, AdapterSettings
 YEAR = 365 * 86400.0
 
 
@@ -260,12 +255,6 @@ def output_of(given: Settings) -> str:
     return os.path.expanduser(str(output))
 
 
-def _makers(algorithms: Sequence[str], settings: Settings) -> list[Maker]:
-    """Return the classes and functions that declare settings of algorithms and task."""
-    each = (owners({**settings, "algorithm": algorithm}) for algorithm in algorithms)
-    return [*OF_ALL, *(maker for makers in each for maker in makers)]
-
-
 def _task_defaults(algorithms: Sequence[str], settings: Settings) -> dict[str, Setting]:
     """Return the defaults of the task, without those that an algorithm refuses."""
     named = task_defaults(settings)
@@ -313,28 +302,34 @@ def check(
     # to answer would also fail later, so a few empty rounds end the run.
     given = {"max-empty-rounds": 3, "round-timeout": YEAR, **given}
     given = {**given, "output": output_of(given)}
+
+    def makers(named: Settings) -> list[Maker]:
+        every = [owners({**named, "algorithm": n}) for n in (*algorithms, *others)]
+        return [*OF_ALL, *chain.from_iterable(every)]
+
     # Names and types are checked before the task reads its data.
-    every = [*algorithms, *others]
-    named = resolve(given, lambda named: _makers(every, named))
-    own = {
-        **_task_defaults(algorithms, named),
-        **simulation_defaults(named, algorithms),
-    }
-    given = {**own, **given}
-    settings = resolve(given, lambda named: _makers(every, named))
+    named = resolve(given, makers)
+    own = _task_defaults(algorithms, named) | simulation_defaults(named, algorithms)
+    settings = resolve({**own, **given}, makers)
     build(RunSettings, settings).check_validation(settings)
     # The machines of a Ray cluster may have other devices.
     if backend == "inline" or not os.environ.get("RAY_ADDRESS"):
         find(str(settings["device"]))
-    _check_resume(algorithms, settings)
-    tasks = [
-        task
-        for name in algorithms
-        for task in _tried_out(Resolved({**settings, "algorithm": name}))
-    ]
-    for note in (note for task in tasks for note in task.notes):
+    places = {n: Path(str(settings["resume"])) / short_name(n) for n in algorithms}
+    begun = [n for n, place in places.items() if (place / CHECKPOINT).is_file()]
+    for name in (begun or algorithms) if settings["resume"] else ():
+        Checkpoint.read(places[name], {**settings, "algorithm": name})
+    tasks: list[Task] = []
+    for name in algorithms:
+        try:
+            tasks += _tried_out(Resolved({**settings, "algorithm": name}))
+        except SettingsError as error:
+            if len(algorithms) > 1:
+                error.args = (f"{name}: {error}",)
+            raise
+    for note in chain.from_iterable(task.notes for task in tasks):
         _warn(note)
-    read = {n: s for m in _makers(every, settings) for n, s in declared(m).items()}
+    read = {n: s for maker in makers(settings) for n, s in declared(maker).items()}
     where = f"{', '.join(algorithms)} on {settings['task']}"
     for name, value in given.items():
         if name not in read:
@@ -354,16 +349,6 @@ def check(
         if settings[name]
     }
     return Resolved({**settings, **folders})
-
-
-def _check_resume(algorithms: Sequence[str], settings: Settings) -> None:
-    """Read the checkpoints that will be resumed; at least one must exist."""
-    if not settings["resume"]:
-        return
-    places = {n: Path(str(settings["resume"])) / short_name(n) for n in algorithms}
-    begun = [n for n, place in places.items() if (place / CHECKPOINT).is_file()]
-    for name in begun or algorithms:
-        Checkpoint.read(places[name], {**settings, "algorithm": name})
 
 
 def _tried_out(settings: Resolved) -> list[Task]:

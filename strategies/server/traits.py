@@ -182,7 +182,7 @@ def check_settings(
     require(valid, "weighting", settings.weighting, allowed)
     steps = settings.server_optimizer
     valid = traits.uses_mean == "only" and not traits.replies_are_changes
-    allowed = f'none for {name}, without uses_mean="only", a mean of models'
+    allowed = f"none for {name}, whose server does more than average models"
     require(valid or steps == "none", "server-optimizer", steps, allowed)
     if not noise:
         return

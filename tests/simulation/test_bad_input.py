@@ -11,6 +11,7 @@ from flwr_frl.common.checkpoint import FILE
 # Arguments, settings after @, and the code of the error or, after ~, a part of its text
 BAD = r"""
 fedrap => algorithm
+fedavg dpsgd @ server-optimizer='adam' => ~dpsgd: server-optimizer is 'adam'
 --task minst => task
 @ model='resnet81' => model
 @ model='vit_b_16' => ~not fit inputs of shape (3, 8

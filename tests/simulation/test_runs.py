@@ -1,5 +1,6 @@
 """Complete runs of the command line in this process."""
 
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -126,6 +127,13 @@ def test_options_that_are_given_twice_are_combined(tmp_path):
     assert namespace.grid == "momentum=0,0.9 batch-size=5,10"
     _, named = parse_predict([*each[:2], *each[4:]])
     assert named == {"batch-size": 20, "resume": "results"}
+
+
+def test_a_command_restores_the_level_of_flower_s_logger(tmp_path, caplog):
+    level = logging.getLogger("flwr").level
+    assert run(tmp_path / "a", "local", "--rounds", "1", num_clients=5) == 0
+    assert logging.getLogger("flwr").level == level
+    assert not [r for r in caplog.records if r.levelno == logging.INFO]
 
 
 def test_the_run_config_can_name_the_algorithm(tmp_path, caplog):
