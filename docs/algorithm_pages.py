@@ -11,14 +11,14 @@ from typing import Any, NamedTuple
 
 from docs.algorithm_results import comparison, results, title_of
 from docs.links import DOCS, for_site
-from docs.settings import COMMON, Row, cases_of, descriptions, table, wraps
+from docs.settings import COMMON, Row, cases_of, descriptions, table
 from flwr_frl.clients.algorithms import client_class, load_client
 from flwr_frl.clients.base import Client, TaskOf, needs_classes, tests_received
 from flwr_frl.clients.fedbn import batch_norms
 from flwr_frl.common.algorithms import SIMULATION_DEFAULTS
 from flwr_frl.common.settings import declared, defaults
 from flwr_frl.results.comparison import references
-from flwr_frl.strategies.algorithms import ALGORITHMS, strategy_class
+from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners, strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.flute import HeadsOnServer
 from flwr_frl.strategies.gossip.base import Gossip
@@ -59,10 +59,8 @@ class Algorithm(NamedTuple):
     @property
     def kept_for_each(self) -> str:
         """Arrays that the server sends to their client alone; empty if none."""
-        strategy = self.strategy
-        if wraps(strategy):
-            settings = {**defaults(), "algorithm": self.name}
-            strategy = strategy_class(strategy.wrapped_settings(settings))
+        # The one that another strategy wraps, if any.
+        strategy = settings_owners({**defaults(), "algorithm": self.name})[-1]
         if strategy.per_client is Strategy.per_client:
             return ""
         return "head" if issubclass(strategy, HeadsOnServer) else "model"
@@ -136,6 +134,7 @@ def page(each: Algorithm) -> str:
         written.pop(title).strip() for title in ("Server", "Client", "When to use it")
     )
     steps, _, notes = client.partition("\n\n")
+    entries = references([each.name]).strip()
     parts = [
         f"# {title_of(each.name)}\n\n{idea.strip()}",
         "## Algorithm\n\n" + side_by_side(each, server, steps),
@@ -149,16 +148,10 @@ def page(each: Algorithm) -> str:
         "## Run it\n\n" + command(each) + "\n" + traits(each),
         "## Results\n\n" + results(each.name, written.pop("Results", "").strip()),
         "## Settings\n\n" + settings_table(each),
-        citation(each.name),
+        f"## Cite\n\n```bibtex\n{entries}\n```" if entries else "",
         *(f"## {title}\n\n{text.strip()}" for title, text in written.items()),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def citation(name: str) -> str:
-    """Return the BibTeX entries of an algorithm as a section; empty without any."""
-    entries = references([name]).strip()
-    return f"## Cite\n\n```bibtex\n{entries}\n```" if entries else ""
 
 
 def side_by_side(each: Algorithm, server: str, client: str) -> str:
@@ -191,14 +184,10 @@ def picture(each: Algorithm) -> str:
 
 def chips(words: list[str], *personal: str) -> str:
     """Return labels in the colour of shared or of personal arrays, as HTML."""
-    return (
-        "".join(
-            f'<span class="{"personal" if word in personal else "shared"}">'
-            f"{html.escape(word)}</span>"
-            for word in words
-        )
-        or "nothing"
-    )
+    kinds = ("personal" if word in personal else "shared" for word in words)
+    labels = zip(kinds, map(html.escape, words), strict=True)
+    text = "".join(f'<span class="{kind}">{word}</span>' for kind, word in labels)
+    return text or "nothing"
 
 
 def traits(each: Algorithm) -> str:
@@ -215,15 +204,9 @@ def traits(each: Algorithm) -> str:
             sentences.append(need.replace("Refuse", "It refuses", 1))
     if server.evaluate_last_round_only:
         sentences.append("Only the last round is evaluated.")
-    if not (wraps(each.strategy) or server.takes_newcomers):
-        sentences.append("Clients that join after training get no model.")
     if tests_received(each.client):
         sentences.append(
             "The received model is tested as well: `accuracy-global` in the metrics."
-        )
-    if client.supports_example_dp:
-        sentences.append(
-            "[Noise on the device](/privacy.md) (`dp-noise`) can be counted."
         )
     return "".join(f"- {sentence}\n" for sentence in sentences)
 
@@ -255,7 +238,7 @@ def command(each: Algorithm) -> str:
 
 def classes(each: Algorithm) -> str:
     """Return links to the classes in the reference, also those of other tasks."""
-    cases = cases_of(each.strategy).values()
+    cases = cases_of(each.strategy)
     clients = [load_client(case._traits.client) for case in cases]
     kinds = dict.fromkeys([each.strategy, each.client, *cases, *clients])
     names = (f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)

@@ -11,6 +11,8 @@ from flwr_frl.common.algorithms import title
 
 # Methods beside which an algorithm is shown.
 OTHERS = ("fedavg", "fedavg-ft", "fedrep", "local")
+# A metric, the factor of the shown value, and its decimals.
+METRICS = ("accuracy", 100, 1), ("auroc", 100, 1), ("rmse", 1, 3)
 # Cells of two pages, in words.
 DATA = {
     "leaderboard-20x40": {
@@ -64,14 +66,9 @@ def title_of(name: str) -> str:
 
 def _mean(runs: list[dict[str, float]]) -> str:
     """Return the mean of a cell's runs in words; empty without any."""
-    for metric, factor, form in (
-        ("accuracy", 100, ".1f"),
-        ("auroc", 100, ".1f"),
-        ("rmse", 1, ".3f"),
-    ):
-        values = [factor * run[metric] for run in runs if metric in run]
-        if values:
-            return format(fmean(values), form)
+    for metric, scale, digits in METRICS:
+        if values := [scale * run[metric] for run in runs if metric in run]:
+            return f"{fmean(values):.{digits}f}"
     return ""
 
 

@@ -52,42 +52,27 @@ def for_site(text: str, file: Path) -> str:
 
     def replaced(match: re.Match[str]) -> str:
         words, link = match.groups()
-        target = _target(link.partition("#")[0], file)
-        if target is None:
+        path, sharp, anchor = link.partition("#")
+        target = Path(os.path.normpath(file.parent / path))
+        is_file = target.is_relative_to(ROOT) and target.exists()
+        if not path or ":" in path or path.startswith("/") or not is_file:
             return match[0]
-        page = _page(target)
+        page = _page(target.relative_to(ROOT).as_posix())
         # The site has no page for other files and folders of the repository.
-        return words if page is None else f"[{words}]({page}{_anchor(link)})"
+        return f"[{words}]({page}{sharp}{anchor})" if page else words
 
     parts = FENCE.split(text)
     parts[::2] = [LINK.sub(replaced, part) for part in parts[::2]]
     return "".join(parts)
 
 
-def _target(link: str, file: Path) -> str | None:
-    if not link or "://" in link or link.startswith(("/", "mailto:")):
-        return None
-    target = Path(os.path.normpath(file.parent / link))
-    if not target.is_relative_to(ROOT) or not target.exists():
-        return None
-    return target.relative_to(ROOT).as_posix()
-
-
-def _anchor(link: str) -> str:
-    """Return the part of a link from ``#`` on; empty without one."""
-    return link[len(link.partition("#")[0]) :]
-
-
-def _page(target: str) -> str | None:
-    """Return a file's or folder's address on the site; None if it has no page."""
+def _page(target: str) -> str:
+    """Return a file's or folder's address on the site; empty if it has no page."""
     if target.endswith(IMAGES):
         inside = target.startswith("docs/")
         return "/" + (target[5:] if inside else f"results/{Path(target).name}")
-    if target in COPIES or target in ELSEWHERE:
-        name = COPIES.get(target) or ELSEWHERE[target]
-    elif target.startswith("docs/") and target.endswith(".md"):
+    name = {**COPIES, **ELSEWHERE}.get(target, "")
+    if not name and target.startswith("docs/") and target.endswith(".md"):
         name = target.removeprefix("docs/").removesuffix(".md")
         name = name.replace("methods/", "algorithms/")
-    else:
-        return None
-    return f"/{name}.md"
+    return name and f"/{name}.md"

@@ -6,6 +6,7 @@ same sections, and ``[tool.flwr-frl]``, the facts that are needed without torch;
 """
 
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from functools import partial
@@ -35,20 +36,6 @@ PAGE = Path(__file__).with_suffix(".md")
 ROOT = Path(__file__).parents[1]
 PYPROJECT = ROOT / "pyproject.toml"
 PACKAGES = ("clients", "strategies", "task")
-HEAD = """# Settings
-
-All settings with their defaults, allowed values and meaning. Set them with
-`--run-config 'NAME=VALUE …'`, with a TOML file in place of these pairs, with
-`flwr run . --run-config`, or with keyword arguments of `simulate`. Strings need double
-quotes, as in `--run-config 'model="mlp" batch-size=50'`.
-
-Each setting is listed once, in the section of the first class that reads it. Other
-classes may read it as well: `flute-star`, for example, reads `head-epochs`. A warning
-names settings that have no effect in a run.
-
-`python -m docs.settings` generates this page from the declarations in the code.
-
-"""
 COMMON: list[tuple[str, Any]] = [
     ("Run", RunSettings),
     ("Secure aggregation", SecureSettings),
@@ -97,19 +84,15 @@ def sections() -> dict[str, list[Row]]:
 def classes_of(settings: dict[str, Any]) -> list[Any]:
     """Return an algorithm's strategies and clients, including those of other tasks."""
     strategies = list(settings_owners(settings))
-    strategies += [case for each in strategies for case in cases_of(each).values()]
+    strategies += [case for each in strategies for case in cases_of(each)]
     clients = [load_client(s._traits.client) for s in strategies if not wraps(s)]
     return [*strategies, *clients]
 
 
-def cases_of(strategy: Any) -> dict[str, Any]:
-    """Return the strategies that replace another one with certain tasks, by task."""
+def cases_of(strategy: Any) -> list[Any]:
+    """Return the strategies that replace another one with certain tasks."""
     name = f"{strategy.__module__}:{strategy.__qualname__}"
-    return {
-        task: load(path, "strategy")
-        for (replaced, task), path in CASES.items()
-        if replaced == name
-    }
+    return [load(path, "strategy") for (of, _), path in CASES.items() if of == name]
 
 
 def wraps(strategy: Any) -> bool:
@@ -129,9 +112,10 @@ def table(rows: list[Row]) -> str:
 
 
 def page() -> str:
-    """Return the text of ``docs/settings.md``."""
+    """Return the text of ``docs/settings.md``: its introduction, and the tables."""
+    introduction, _, _ = PAGE.read_text(encoding="utf-8").partition("## ")
     tables = [f"## {title}\n\n{table(rows)}" for title, rows in sections().items()]
-    return HEAD + "\n".join(tables)
+    return introduction + "\n".join(tables)
 
 
 def with_settings(pyproject: str) -> str:
@@ -139,11 +123,8 @@ def with_settings(pyproject: str) -> str:
     lines = []
     for title, rows in sections().items():
         lines.append(f"# {title.replace('`', '')}")
-        for name, setting, _ in rows:
-            value = setting.default
-            # Floats keep their decimal point, since `15` would be an integer.
-            text = repr(value) if isinstance(value, float) else spelled(value)
-            lines.append(f"{name} = {text}")
+        # JSON's numbers, booleans and strings are those of TOML.
+        lines += [f"{name} = {json.dumps(each.default)}" for name, each, _ in rows]
     text = with_table(pyproject, "tool.flwr.app.config", lines)
     return with_table(text, "tool.flwr-frl", list(fact_lines()))
 
@@ -157,27 +138,26 @@ def with_table(pyproject: str, title: str, lines: list[str]) -> str:
 
 def fact_lines() -> Iterator[str]:
     """Yield the settings with each fact, from their first declarations."""
-    by_title = sections()
-    common = [row for title, _ in COMMON for row in by_title.get(title, [])]
-    rows = [row for rows in by_title.values() for row in rows]
+    common = [name for _, maker in COMMON for name in declared(maker)]
+    rows = [row for rows in sections().values() for row in rows]
     facts = {name: setting.facts for name, setting, _ in rows}
-    texts = [row for row in rows if isinstance(row.setting.default, str)]
-    differ = {name: each.may_differ for name, each in facts.items()}
     with_fact = {
-        "safe": [row.name for row in texts if is_safe(row.setting)],
+        "safe": [row.name for row in rows if is_safe(row.setting)],
         "code": [name for name, each in facts.items() if each.code],
         # Settings of a single algorithm are read from its class.
-        "per-device": [row.name for row in common if row.setting.facts.per_device],
-        "on-resume": [name for name, may in differ.items() if may != "never"],
-        "always": [name for name, may in differ.items() if may == "always"],
+        "per-device": [name for name in common if facts[name].per_device],
+        "on-resume": [n for n, each in facts.items() if each.may_differ != "never"],
+        "always": [n for n, each in facts.items() if each.may_differ == "always"],
     }
     for fact, names in with_fact.items():
-        yield from (f"{fact} = [", *(f'    "{name}",' for name in sorted(names)), "]")
+        listed = (f'    "{name}",' for name in sorted({*names}))
+        yield from (f"{fact} = [", *listed, "]")
 
 
 def is_safe(setting: Declared) -> bool:
     """Return whether a stranger's file may set a string."""
-    return setting.facts.safe or get_origin(setting.kind) is Literal
+    is_text = isinstance(setting.default, str)
+    return is_text and (setting.facts.safe or get_origin(setting.kind) is Literal)
 
 
 def stub(package: str) -> str:
