@@ -10,7 +10,8 @@ PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
 def build_wheel(root: Path, folder: Path) -> Path:
-    words = (*PIP, "wheel", "--no-deps", "--wheel-dir", folder, root)
+    """Build the source archive, and from it the wheel, as a release does."""
+    words = (sys.executable, "-m", "build", "--outdir", folder, root)
     command(*words, seconds=300, check=True)
     [wheel] = folder.glob("*.whl")
     return wheel
