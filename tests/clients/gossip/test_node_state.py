@@ -74,6 +74,7 @@ def test_evaluation_saves_nothing(algorithm):
     before = {n: v.copy() for n, v in state.load().items()}
     q = np.full(650, 0.1, np.float32).tobytes()
     config = config_of(1, [(1, "a", 1 / 3, q), (1, "b", 1 / 3, q)], exchanged=1)
+    config["acknowledged-round"] = 1
     client = client_of(algorithm, state, compressor="identity")
     loss, n, metrics = client.evaluate([], config)
     assert not np.array_equal(client.x[0, :640], before["head.weight"].ravel())
