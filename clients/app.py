@@ -16,7 +16,7 @@ from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.base import Arrays, Client, Config, EvaluateResult
 from flwr_frl.clients.device.codec import check_config, pack, pack_metrics, unpack
 from flwr_frl.clients.device.groups import array_names
-from flwr_frl.clients.device.rows import evaluate_rows, fit_rows
+from flwr_frl.clients.device.rows import Asked, evaluate_rows, fit_rows
 from flwr_frl.clients.device.secure import answer, check_message, check_rules, mask
 from flwr_frl.clients.device.setup import (
     AUTO_ON_CPU,
@@ -151,21 +151,23 @@ class App(ClientApp):
         size: int,
     ) -> dict[int, Message]:
         """Answer the messages of clients and nodes that run as rows of matrices."""
-        auto, asked = self.cohort == "auto", (messages, contexts)
+        auto = self.cohort == "auto"
+        asked = list(map(Asked, setups, messages, contexts))
         kinds = {message.metadata.message_type for message in messages}
         if kinds == {MessageType.EVALUATE}:
-            return evaluate_rows(setups, *asked, evaluation_reply)
+            return evaluate_rows(asked, evaluation_reply)
         # Mods must see every message.
         if self.mods or kinds != {MessageType.TRAIN}:
             return {}
         if fit_nodes := getattr(setups[0].kind, "fit_nodes", None):
-            return cast(dict[int, Message], fit_nodes(setups[0], *asked, auto))
-        plain = [without_secure(message) for message in messages]
-        replies = fit_rows(setups, plain, contexts, size, auto)
+            return cast(
+                dict[int, Message], fit_nodes(setups[0], messages, contexts, auto)
+            )
+        plain = [e._replace(message=without_secure(e.message)) for e in asked]
+        replies = fit_rows(plain, size, auto)
         for i, reply in replies.items():
-            about = messages[i], contexts[i], setups[i]
             try:
-                replies[i] = masked(reply, *about)
+                replies[i] = masked(reply, asked[i])
             except SettingsError as error:
                 replies[i] = Message(Error(FAILED, str(error)), reply_to=messages[i])
         return replies
@@ -179,12 +181,12 @@ def without_secure(message: Message) -> Message:
     return message_like(message, fill(RecordDict(), content))
 
 
-def masked(reply: Message, message: Message, context: Context, setup: Setup) -> Message:
+def masked(reply: Message, asked: Asked) -> Message:
     """Return a reply to a message of secure aggregation with masked words."""
+    setup, message, context = asked
     if SECURE not in message.content:
         return reply
-    config = cast(ConfigRecord, message.content[keys.CONFIG])
-    return mask(message, context, reply, directory_of(context, setup, config))
+    return mask(message, context, reply, directory_of(context, setup, asked.config))
 
 
 def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
@@ -227,7 +229,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         result = client.fit(unpack(message, client), config)
         records = pack(message, client, result)
         reply = reply_with(records, message)
-        return masked(reply, message, context, setup) if is_secure else reply
+        return masked(reply, Asked(setup, message, context)) if is_secure else reply
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:

@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from functools import partial
 from logging import getLogger
 from math import nan, prod
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -78,19 +78,29 @@ class CannotBeRowsError(Exception):
     """An algorithm's step cannot be made for several clients at once."""
 
 
+class Asked(NamedTuple):
+    """A message, with the settings of its client and the context of its node."""
+
+    setup: Setup
+    message: Message
+    context: Context
+
+    @property
+    def config(self) -> Any:
+        """The entries of the message's config, unchecked."""
+        content = entries_of(self.message.content)
+        return entries_of(content.get(keys.CONFIG, ConfigRecord()))
+
+
 def fit_rows(
-    setups: Sequence[Setup],
-    messages: Sequence[Message],
-    contexts: Sequence[Context],
-    size: int,
-    only_if_faster: bool,
+    asked: Sequence[Asked], size: int, only_if_faster: bool
 ) -> dict[int, Message]:
     """Answer training messages as rows, as far as this is possible.
 
     Parameters
     ----------
-    setups, messages, contexts : sequence
-        The clients' settings and messages, and the contexts of their nodes.
+    asked : sequence of Asked
+        The messages.
     size, only_if_faster
         As of `flwr_frl.task.training.cohort.each_together`.
 
@@ -101,25 +111,19 @@ def fit_rows(
         one by one, for example those of clients whose training has diverged.
     """
     refused, replies = run_object(RefusedKeys), dict[int, Message]()
-    setup = setups[0]
+    setup = asked[0].setup
     if getattr(setup.algorithm, "class_weights", "") == "balanced":
         return replies
-    alike = _alike(setups, messages, contexts, STEPS)
+    alike = list(_alike(asked, STEPS).items())
     if only_if_faster and alike:
         task = built_task(setup.task, setup.num_clients)
         size = most_together(task.scratch_model, size)
     for start in range(0, len(alike), size):
-        chunk = alike[start : start + size]
+        chunk = dict(alike[start : start + size])
         if len(chunk) < 2 or setup.kind in refused:
             break
         try:
-            rows = Rows(
-                [setups[i] for i in chunk],
-                [messages[i] for i in chunk],
-                [contexts[i] for i in chunk],
-                only_if_faster,
-            )
-            answered = zip(chunk, rows.fit(), strict=True)
+            answers = Rows([*chunk.values()], only_if_faster).fit()
         except ResourceError:
             raise
         # Code of algorithms raises any exception. One by one, each client reports its
@@ -130,15 +134,13 @@ def fit_rows(
             if len(chunk) >= FEWEST:
                 refused.add(setup.kind)
             break
+        answered = zip(chunk, answers, strict=True)
         replies |= {i: answer for i, answer in answered if answer is not None}
     return replies
 
 
 def evaluate_rows(
-    setups: Sequence[Setup],
-    messages: Sequence[Message],
-    contexts: Sequence[Context],
-    answer: Callable[[Message, Client, EvaluateResult], Message],
+    asked: Sequence[Asked], answer: Callable[[Message, Client, EvaluateResult], Message]
 ) -> dict[int, Message]:
     """Answer evaluations of the same model, with the examples of clients in one batch.
 
@@ -147,8 +149,8 @@ def evaluate_rows(
 
     Parameters
     ----------
-    setups, messages, contexts
-        As of `fit_rows`.
+    asked : sequence of Asked
+        The messages.
     answer : callable
         Returns the reply, given a message, a client and the result.
 
@@ -158,15 +160,13 @@ def evaluate_rows(
         As of `fit_rows`.
     """
     replies: dict[int, Message] = {}
-    setup, alike = setups[0], _alike(setups, messages, contexts, TESTS)
+    setup = asked[0].setup
     # A client whose state is lost reports it.
     nodes = {
-        i: setups[i].partition
-        for i in alike
-        if not contexts[i].state
-        and not (
-            setup.kind.personal and _config(messages[i]).get(keys.ACKNOWLEDGED_ROUND)
-        )
+        i: each
+        for i, each in _alike(asked, TESTS).items()
+        if not each.context.state
+        and not (setup.kind.personal and each.config.get(keys.ACKNOWLEDGED_ROUND))
     }
     # A state may be on disk, and a head may be trained before the test.
     trains = getattr(setup.algorithm, "head_epochs_before_test", 0)
@@ -174,64 +174,55 @@ def evaluate_rows(
         return replies
     # After an error, clients are evaluated one by one, and each reports its own.
     with contextlib.suppress(Exception):
-        first = next(iter(nodes))
-        config = check_config(messages[first].content[keys.CONFIG])
-        client = build_client(contexts[first], setups[first], config)
+        first = next(iter(nodes.values()))
+        config = check_config(first.message.content[keys.CONFIG])
+        client = build_client(first.context, first.setup, config)
         task = client.task
         if task.metrics or task.validation_examples or not client.model.is_layered:
             return replies
-        client._receive(unpack(messages[first], client), config)
-        for batch in _batches(client.task, nodes):
-            indices = [nodes[i] for i in batch]
-            results = evaluate_clients(client.task, indices, client.model)
+        client._receive(unpack(first.message, client), config)
+        indices = {i: each.setup.partition for i, each in nodes.items()}
+        for batch in _batches(task, indices):
+            results = evaluate_clients(task, [indices[i] for i in batch], client.model)
             for i, result in zip(batch, results, strict=True):
-                replies[i] = answer(messages[i], client, result)
+                replies[i] = answer(nodes[i].message, client, result)
     return replies
 
 
-def _alike(
-    setups: Sequence[Setup],
-    messages: Sequence[Message],
-    contexts: Sequence[Context],
-    inherited: Sequence[str],
-) -> list[int]:
-    """Return the positions of simulated clients that have received the same.
+def _alike(asked: Sequence[Asked], inherited: Sequence[str]) -> dict[int, Asked]:
+    """Return messages to simulated clients that contain the same, by their positions.
 
-    Their class must inherit the methods of these names from `Client`.
+    The clients' class must inherit the methods of these names from `Client`.
     """
-    setup, first = setups[0], entries_of(messages[0].content)
-    kind = setup.kind
+    setup, message, _ = asked[0]
+    kind, first = setup.kind, entries_of(message.content)
     # The initial values of personal arrays may depend on the received ones.
     may_differ = inherited is STEPS and not kind.personal
-    if first.keys() - ({keys.HEAD} if may_differ else ()) != {keys.ARRAYS, keys.CONFIG}:
-        return []
-    alike, common = list[int](), _common(check_config(first[keys.CONFIG]))
+    records = first.keys() - ({keys.HEAD} if may_differ else ())
     # Two messages to one client change the same state.
-    distinct = len({*map(id, contexts)}) == len(contexts)
-    if (
-        distinct
-        and not setup.device.dp_noise
-        and all(
-            getattr(kind, name) is getattr(Client, name)
-            or (name in GROUPS and isinstance(getattr(kind, name), tuple))
-            for name in (*GROUPS, *inherited)
+    distinct = len({id(each.context) for each in asked}) == len(asked)
+    plain = all(
+        getattr(kind, name) is getattr(Client, name)
+        or (name in GROUPS and isinstance(getattr(kind, name), tuple))
+        for name in (*GROUPS, *inherited)
+    )
+    if records != {keys.ARRAYS, keys.CONFIG} or not distinct or not plain:
+        return {}
+    if setup.device.dp_noise:
+        return {}
+    common = _common(check_config(first[keys.CONFIG]))
+
+    def fits(each: Asked) -> bool:
+        content = entries_of(each.message.content)
+        return (
+            content.keys() == first.keys()
+            and (may_differ or content[keys.ARRAYS] is first[keys.ARRAYS])
+            and each.context.node_config.keys() == SIMULATED
+            and each.setup.run is setup.run
+            and _common(each.config) == common
         )
-    ):
-        for i, (message, context) in enumerate(zip(messages, contexts, strict=True)):
-            content = entries_of(message.content)
-            if (
-                content.keys() == first.keys()
-                and (may_differ or content[keys.ARRAYS] is first[keys.ARRAYS])
-                and context.node_config.keys() == SIMULATED
-                and setups[i].run is setup.run
-                and _common(_config(message)) == common
-            ):
-                alike.append(i)
-    return alike
 
-
-def _config(message: Message) -> Any:
-    return entries_of(entries_of(message.content).get(keys.CONFIG, ConfigRecord()))
+    return {i: each for i, each in enumerate(asked) if fits(each)}
 
 
 def _common(config: Config) -> Config:
@@ -306,43 +297,35 @@ class Rows:
 
     Parameters
     ----------
-    setups, messages, contexts : sequence
-        Their settings and messages, and their nodes' contexts.
+    asked : sequence of Asked
+        Their messages.
     only_if_faster : bool
         Whether to refuse models that are faster one by one.
     """
 
-    def __init__(
-        self,
-        setups: Sequence[Setup],
-        messages: Sequence[Message],
-        contexts: Sequence[Context],
-        only_if_faster: bool,
-    ) -> None:
-        setup = setups[0]
-        config = check_config(messages[0].content[keys.CONFIG])
-        self._setup, self._messages = setup, messages
-        self._only_if_faster = only_if_faster
-        self._client = client = build_client(contexts[0], setup, config)
+    def __init__(self, asked: Sequence[Asked], only_if_faster: bool) -> None:
+        setup, message, context = asked[0]
+        config = check_config(message.content[keys.CONFIG])
+        self._asked, self._only_if_faster = asked, only_if_faster
+        self._client = client = build_client(context, setup, config)
         client.settings = self.settings = setup.in_round(client.settings, config)
-        client._receive(unpack(messages[0], client), config)
+        client._receive(unpack(message, client), config)
         client.__dict__["_make"] = self._make
         self._kind = type(client)
         self._own = self._differing()
         self.received, self.metrics = client.received, client.metrics
         self.config = type(config)(_common(config))
         self._streams, self._examples, self._states = [], [], []
-        self._indices = [each.partition for each in setups]
         run, server_round = int(setup.run["seed"]), config.get(keys.SERVER_ROUND, 0)
-        for each, message, context in zip(setups, messages, contexts, strict=True):
-            own, index = _config(message), each.partition
+        for each in asked:
+            index = each.setup.partition
             self._streams.append(RngContext())
             with self._streams[-1]:
-                seed(torch_seed(each.name, run, server_round))
-            check_examples(client.task, index, own.get(keys.EXAMPLES))
+                seed(torch_seed(each.setup.name, run, server_round))
+            check_examples(client.task, index, each.config.get(keys.EXAMPLES))
             self._examples.append(train_examples(client.task, index))
             if client.personal:
-                state = personal_state(context, each, own)
+                state = personal_state(each.context, each.setup, each.config)
                 self._states.append(state)
         self.saved: Tensors = {}
         loaded = [state.load(client._shapes) or {} for state in self._states]
@@ -353,7 +336,7 @@ class Rows:
         # Stacked values of the models' arrays, in their memory format, and the
         # names of those that are still the same for all clients.
         self._tensors = {
-            name: tensor.detach().expand(len(messages), *tensor.shape).clone()
+            name: tensor.detach().expand(len(asked), *tensor.shape).clone()
             for name, tensor in client.model.tensors.items()
         }
         different = self.saved | self._own
@@ -363,11 +346,9 @@ class Rows:
         self.model = RowModel(self._tensors)
         # Clients that are answered one by one, as they report a lost state or an error.
         self._failed = {i for i, state in enumerate(self._states) if state.unused}
+        pairs = zip(self._states, asked, strict=False)
         self._in_mean = torch.tensor(
-            [
-                state.round > 0 and bool(_config(message).get(keys.IN_MEAN, True))
-                for state, message in zip(self._states, messages, strict=False)
-            ]
+            [s.round > 0 and bool(a.config.get(keys.IN_MEAN, True)) for s, a in pairs]
         )
 
     @property  # type: ignore[misc]
@@ -385,14 +366,13 @@ class Rows:
 
     def _differing(self) -> Tensors:
         """Return stacked values of received arrays that differ between the clients."""
-        client, first = self._client, entries_of(self._messages[0].content)
-        contents = [entries_of(message.content) for message in self._messages]
-        if keys.HEAD not in first and all(
-            content[keys.ARRAYS] is first[keys.ARRAYS] for content in contents
-        ):
-            return {}
-        names, differing = array_names(client, client.shared), dict[str, Tensor]()
-        lists = [unpack(message, client) for message in self._messages]
+        client, differing = self._client, dict[str, Tensor]()
+        contents = [entries_of(each.message.content) for each in self._asked]
+        records = {id(content[keys.ARRAYS]) for content in contents}
+        if keys.HEAD not in contents[0] and len(records) == 1:
+            return differing
+        names = array_names(client, client.shared)
+        lists = [unpack(each.message, client) for each in self._asked]
         for name, values in zip(names, zip(*lists, strict=True), strict=True):
             if any(value is not values[0] for value in values):
                 rows = torch.from_numpy(np.stack(values)).to(client._device)
@@ -436,17 +416,14 @@ class Rows:
     def _gradient_weight(self, epochs: int) -> Tensor:
         model, sgd = self._client.model, self.settings
         sets = {len(each): each for each in self._examples}
-        by_size = {
-            size: gradient_weight(model, each, epochs, sgd)
-            for size, each in sets.items()
-        }
-        weights = [by_size[len(each)] for each in self._examples]
+        of_size = {n: gradient_weight(model, e, epochs, sgd) for n, e in sets.items()}
+        weights = [of_size[len(each)] for each in self._examples]
         return self._row_of(torch.tensor(weights))
 
     def _class_mask(self) -> Tensor:
         task = self._client.task
         head = self._client.model.linear_head(self._kind.__name__)
-        masks = [class_mask(task, index, head) for index in self._indices]
+        masks = [class_mask(task, each.setup.partition, head) for each in self._asked]
         return self._row_of(torch.stack(masks))
 
     def _counted(self, group: str, otherwise: Tensors | None = None) -> Tensors:
@@ -543,7 +520,7 @@ class Rows:
     def _replies(self, sent: Tensors, metrics: Tensors) -> list[Message | None]:
         """Return the replies; None for clients that have failed."""
         client = self._client
-        like: Any = self._messages[0].content[keys.ARRAYS]
+        like: Any = self._asked[0].message.content[keys.ARRAYS]
         arrays = {}
         for name, tensor in sent.items():
             values = np.ascontiguousarray(to_numpy(tensor))
@@ -553,12 +530,11 @@ class Rows:
             keys.NUM_EXAMPLES: [len(each) for each in self._examples],
             **{name: column.tolist() for name, column in metrics.items()},
             keys.SERVER_ROUND: [float(self.config[keys.SERVER_ROUND])]
-            * len(self._messages),
+            * len(self._asked),
         }
         of_clients = zip(*columns.values(), strict=True)
-        rows = ReplyRows(
-            arrays, [dict(zip(columns, v, strict=True)) for v in of_clients]
-        )
+        named = [dict(zip(columns, values, strict=True)) for values in of_clients]
+        rows = ReplyRows(arrays, named)
 
         def reply(i: int, message: Message) -> Message:
             if keys.HEAD not in entries_of(message.content):
@@ -570,6 +546,6 @@ class Rows:
             return reply_with(pack(message, client, result), message)
 
         return [
-            None if i in self._failed else reply(i, message)
-            for i, message in enumerate(self._messages)
+            None if i in self._failed else reply(i, each.message)
+            for i, each in enumerate(self._asked)
         ]
