@@ -331,7 +331,7 @@ class Client(NumPyClient):
         """
         classes = tuple(map(str, self.task.classes or ()))
         about_frozen = self._about_frozen()
-        counts = example_counts(self.task, self._index)
+        self.task.check(self._index)
         _ = self._loss  # Checks the class weights.
         epochs, kind = getattr(self.settings, "head_epochs_before_test", 0), type(self)
         fits = HEAD in self.personal and kind.deployed_model is Client.deployed_model
@@ -350,7 +350,8 @@ class Client(NumPyClient):
             keys.CLASSES_DIGEST: digest(classes),
             keys.STRUCTURE: digest(structure),
             **about_frozen,
-            **counts,
+            keys.NUM_EXAMPLES: len(self.task.train_examples(self._index)),
+            keys.NUM_TEST_EXAMPLES: len(self.task.test_examples(self._index)),
             keys.SHARED_BYTES: sum(a.nbytes for a in shared.values()),
             keys.TESTED_MODEL: deployed_kind(type(self)),
         }
@@ -375,8 +376,7 @@ class Client(NumPyClient):
         self._receive(parameters, config)
         result = self.update()
         loss, arrays = result if isinstance(result, tuple) else (result, None)
-        self._save()
-        return self._send(loss, arrays)
+        return self._reply(loss, arrays)
 
     def _receive(self, parameters: NDArrays, config: Config) -> None:
         """Load the received and the saved arrays into the model.
@@ -414,17 +414,10 @@ class Client(NumPyClient):
         if self.received.keys() & self.model.tensors.keys():
             self._proximal_weight = float(config.get(keys.PROXIMAL_WEIGHT, 0.0))
 
-    def _save(self) -> None:
-        """Save the personal arrays as the version of ``server-round``."""
-        arrays = personal_arrays(self, self.personal)
-        if arrays:
-            round_ = self.config.get(keys.SERVER_ROUND, self._state.round + 1)
-            self._state.save(arrays, int(round_))
-
-    def _send(
+    def _reply(
         self, loss: float, arrays: Mapping[str, Tensor] | None = None
     ) -> FitResult:
-        """Return the reply of `fit`.
+        """Save the personal arrays as the version of ``server-round``, and reply.
 
         Parameters
         ----------
@@ -442,6 +435,9 @@ class Client(NumPyClient):
         metrics : dict
             ``train-loss`` and ``metrics``.
         """
+        if personal := personal_arrays(self, self.personal):
+            round_ = self.config.get(keys.SERVER_ROUND, self._state.round + 1)
+            self._state.save(personal, int(round_))
         arrays = self.model.tensors if arrays is None else arrays
         names = array_names(self, self.sent)
         if missing := [name for name in names if name not in arrays]:
@@ -596,7 +592,15 @@ class Client(NumPyClient):
             own = [part for part in get_args(Part) if f"{part}." in groups]
             self.train(own[0] if len(own) == 1 else "all", epochs)
         elif groups:
-            fit_rounds(self, epochs)
+            names = array_names(self, self.shared)
+            parameters = [to_numpy(self.received[name]) for name in names]
+            context = Context(0, 0, {}, RecordDict(), {})
+            for server_round in range(1, epochs + 1):
+                # A new state object loads the version of the previous round.
+                self._state = PersonalState(context)
+                self.fit(parameters, {keys.SERVER_ROUND: server_round})
+            self._state, self._attachments = PersonalState(context), {}
+            self._receive(parameters, {})
 
 
 def deployed_groups(kind: type[Client]) -> Groups:
@@ -633,15 +637,6 @@ def tests_received(kind: type[Client]) -> bool:
     )
 
 
-def example_counts(task: Task, index: int) -> Config:
-    """Check a client's examples, and return how many it trains on and tests with."""
-    task.check(index)
-    return {
-        keys.NUM_EXAMPLES: len(task.train_examples(index)),
-        keys.NUM_TEST_EXAMPLES: len(task.test_examples(index)),
-    }
-
-
 @contextmanager
 def on_copy(client: C) -> Iterator[C]:
     """Yield a copy of a client whose model and saved arrays may change.
@@ -655,19 +650,6 @@ def on_copy(client: C) -> Iterator[C]:
         yield copied
     finally:
         set_random_state(random)
-
-
-def fit_rounds(client: Client, rounds: int) -> None:
-    """Call `fit` for some rounds with the same shared arrays; discard its replies."""
-    names = array_names(client, client.shared)
-    parameters = [to_numpy(client.received[name]) for name in names]
-    context = Context(0, 0, {}, RecordDict(), {})
-    for server_round in range(1, rounds + 1):
-        # A new state object loads the version that the previous round has saved.
-        client._state = PersonalState(context)
-        client.fit(parameters, {keys.SERVER_ROUND: server_round})
-    client._state, client._attachments = PersonalState(context), {}
-    client._receive(parameters, {})
 
 
 def digest(value: object) -> str:

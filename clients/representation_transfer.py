@@ -185,8 +185,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
         """Train the whole model and save the head."""
         self._receive(parameters, config)
         loss = self.train("all", self.settings.source_epochs)
-        self._save()
-        return self._send(loss)
+        return self._reply(loss)
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
         """Return a model on the features of all m sources, given arrays (m, …).

@@ -67,7 +67,7 @@ OF_A_CLIENT = (
 )
 # Methods that a class must inherit to train, or to test, as rows. Groups of parameters
 # may be constants, but not depend on the client.
-STEPS = "fit", "train", "_receive", "_save", "_send", "_takes"
+STEPS = "fit", "train", "_receive", "_reply", "_takes"
 TESTS = "evaluate", "deployed_model", "_test", "_receive"
 GROUPS = "shared", "personal", "sent"
 # Maximum number of input values in a batch of tests; larger batches are not faster.

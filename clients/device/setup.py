@@ -267,8 +267,6 @@ def directory_of(
     context: Context, setup: Setup, config: Mapping[str, Any]
 ) -> Path | None:
     """Return the directory of a client's state; None if it is in memory only."""
-    if not setup.states and "state-dir" not in context.node_config:
-        return None
     of_run = str(config.get(keys.RUN, context.run_id)), setup.device.experiment
     return state_directory(context.node_config, setup.name, *of_run, setup.states)
 

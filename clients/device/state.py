@@ -246,9 +246,9 @@ class PersonalState:
     is the rule by which a version is chosen. Flower keeps client state in memory;
     copies on disk outlive the process.
 
-    The server decides which version is used, but cannot make a client lose data:
-    versions are deleted only after a newer one has been written, and the newest remain
-    (`needed`).
+    The server decides which version is used, but cannot make a client lose data on
+    disk: versions are deleted only after a newer one has been written, and the newest
+    remain (`needed`).
 
     Parameters
     ----------
@@ -295,8 +295,6 @@ class PersonalState:
             if name.startswith(PREFIX)
         ]
         versions = [*in_memory, *versions_in(directory)]
-        self._of_run = [version for version in versions if version.run == run]
-        self._of_run.sort(key=attrgetter("round"))
         self._usable = usable(versions, run, acknowledged, checkpointed)
         of_run = self._usable and self._usable[0].run == run
         self.round = self._usable[0].round if of_run else 0
@@ -386,12 +384,9 @@ class PersonalState:
                 f"{self.round} stays"
             )
         path = self._write(kept, round_, self.directory) if self.directory else None
-        # Memory holds the acknowledged and the new version and, if there is no disk,
-        # the newest.
-        in_memory = {self.round, round_}
-        if self.directory is None and self._of_run:
-            in_memory.add(self._of_run[-1].round)
-        replace_versions(self._records, round_, memory_record(kept), in_memory)
+        # Memory holds the version that was used and the new one.
+        record, in_memory = memory_record(kept), {self.round, round_}
+        replace_versions(self._records, round_, record, in_memory)
         return path
 
     def _write(self, arrays: Arrays, round_: int, directory: Path) -> Path | None:

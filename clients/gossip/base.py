@@ -266,8 +266,7 @@ class Node(GraphClient):
         (data,), _ = self.messages(server_round, [torch.initial_seed()])
         self._attachments["message"] = data
         self.metrics["refused"] = self.refused
-        self._save()
-        return self._send(loss)
+        return self._reply(loss)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
         """Test this node's model after the exchange; save nothing."""

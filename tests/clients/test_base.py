@@ -190,7 +190,7 @@ def test_sent_arrays_are_copies_in_c_order():
     transposed = torch.arange(12.0).reshape(3, 4).T
     upload = {**client.model.tensors, "change.weight": torch.zeros(2)}
     upload["representation.weight"] = transposed
-    (array, *_), _, _ = client._send(0.0, upload)
+    (array, *_), _, _ = client._reply(0.0, upload)
     assert array.flags.c_contiguous
     np.testing.assert_array_equal(array, transposed.numpy())
 

@@ -45,4 +45,4 @@ def test_a_sent_group_without_arrays_is_refused():
     client = client_with(shared=(REPRESENTATION, "second."))
     client._receive(client.get_parameters({}), {})
     line = "returns no array 'second.representation.0.weight' to send; its sent"
-    assert_says(line, client._send, 0.0)
+    assert_says(line, client._reply, 0.0)
