@@ -11,6 +11,7 @@ from docs.algorithm_pages import algorithm, algorithm_pages, command
 from docs.links import DOCS, RESULTS, ROOT, for_site
 from flwr_frl import simulate
 from flwr_frl.cli import parse
+from flwr_frl.common.settings import load
 from flwr_frl.running import check
 from flwr_frl.strategies.algorithms import ALGORITHMS
 
@@ -91,6 +92,12 @@ def test_the_command_on_the_page_of_an_algorithm_passes_the_checks(name):
     namespace, given = parse(shlex.split(words)[1:])
     assert namespace.algorithms == [name]
     check([name], given, "inline")
+
+
+def test_the_further_names_of_the_reference_exist():
+    text = (DOCS / "reference.md").read_text(encoding="utf-8")
+    paths = re.findall(r"^\.\. auto\w+:: ([\w.]+)\.(\w+)$", text, re.MULTILINE)
+    assert [load(f"{module}:{name}", "name") for module, name in paths]
 
 
 def test_links_of_a_page_lead_to_pages_of_the_site():
