@@ -33,22 +33,15 @@ def sign(settings: Mapping[str, Any]) -> str:
     try:
         if not file.exists():
             write_atomically(file, secrets.token_bytes(32), mode=PRIVATE)
-        return _digest(file.read_bytes(), settings)
+        text = json.dumps(settings, sort_keys=True).encode()
+        return hmac.digest(file.read_bytes(), text, "sha256").hex()
     # `Path.home` raises a RuntimeError for a user without a home.
     except (OSError, RuntimeError):
         return ""
 
 
 def is_own(settings: Mapping[str, Any], signature: object) -> bool:
-    """Return True if `sign` has returned this signature of the settings."""
-    try:
-        expected = _digest((cache_folder() / "key").read_bytes(), settings)
-    except (OSError, RuntimeError):
-        return False
-    return hmac.compare_digest(expected.encode(), str(signature).encode())
-
-
-def _digest(key: bytes, settings: Mapping[str, Any]) -> str:
-    return hmac.digest(
-        key, json.dumps(settings, sort_keys=True).encode(), "sha256"
-    ).hex()
+    """Return True if `sign` returns this signature of the settings."""
+    expected = sign(settings)
+    both = expected.encode(), str(signature).encode(errors="replace")
+    return expected != "" and hmac.compare_digest(*both)

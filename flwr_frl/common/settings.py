@@ -172,10 +172,7 @@ def reason_of(error: BaseException) -> str:
 
 def printable(text: str) -> str:
     """Return a text with its unprintable characters, such as line breaks, escaped."""
-    return "".join(
-        c if c.isprintable() else c.encode("unicode_escape", "replace").decode()
-        for c in text
-    )
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def error_line(error: BaseException) -> str:
@@ -339,16 +336,13 @@ class Facts:
 def setting(
     default: Any = ...,
     *,
-    ge: float | None = None,
-    gt: float | None = None,
-    le: float | None = None,
-    lt: float | None = None,
     form: str = "",
     safe: bool = False,
     code: bool = False,
     may_differ: MayDiffer = "never",
     per_device: bool = False,
     unused_if: Mapping[str, tuple[Setting, ...]] | None = None,
+    **limits: float,
 ) -> Any:
     """Declare a setting: pydantic's `Field`, with what else is to be known of it.
 
@@ -361,8 +355,6 @@ def setting(
     default : bool, int, float or str, optional
         The default of a field. It is annotated with its type, with a ``Literal`` of the
         allowed strings, or with `PathText`. Of an argument, it stands in the signature.
-    ge, gt, le, lt : float, optional
-        Limits of a number: at least, above, at most, below. All numbers are finite.
     form : str, default ""
         Expected form of a string, for messages and the documentation.
     safe : bool, default False
@@ -377,6 +369,9 @@ def setting(
         True if a device may override the value in its node config.
     unused_if : mapping of str to tuple, optional
         Values of other settings with which this one has no effect.
+    **limits : float
+        Limits of a number: ``ge`` (at least), ``gt`` (above), ``le`` (at most) and
+        ``lt`` (below). All numbers are finite.
 
     Notes
     -----
@@ -384,11 +379,10 @@ def setting(
     as those who need them cannot import the task; `facts` lists them. The first
     declaration in ``docs/settings.md`` counts.
     """
-    limits = {"ge": ge, "gt": gt, "le": le, "lt": lt}
-    facts = Facts(
-        {name: limit for name, limit in limits.items() if limit is not None},
-        *(form, safe, code, may_differ, per_device, unused_if or {}),
-    )
+    for name in limits.keys() - LIMITS.keys():
+        raise unknown("argument of setting", name, LIMITS, code="settings")
+    unused = unused_if or {}
+    facts = Facts(limits, form, safe, code, may_differ, per_device, unused)
     if default is ...:
         return facts
     return dataclasses.field(default=default, metadata={KEY: facts})

@@ -22,9 +22,8 @@ from typing import Any
 from flwr_frl.common.command_line import Parser, exit_code, run_config
 from flwr_frl.common.settings import require
 from flwr_frl.predict.file_settings import FLAGS
-from flwr_frl.predict.personalize import personalize
 from flwr_frl.predict.predictor import load_model
-from flwr_frl.predict.runs import load_run
+from flwr_frl.predict.runs import load_run, personalize
 
 
 def parse(arguments: Sequence[str] | None) -> tuple[Namespace, dict[str, Any]]:

@@ -17,9 +17,8 @@ from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.messages import FROZEN_DIGEST
 from flwr_frl.common.settings import resolve
-from flwr_frl.predict import load_run
+from flwr_frl.predict import load_run, personalize
 from flwr_frl.predict.__main__ import main
-from flwr_frl.predict.personalize import personalize
 
 BRIGHTNESS = np.array([30, 110, 200])
 

@@ -17,10 +17,9 @@ from flwr_frl import simulate
 from flwr_frl.common.checkpoint import Content, pack, read
 from flwr_frl.common.sealed import seal
 from flwr_frl.common.settings import defaults, facts
-from flwr_frl.predict import load_model, load_run
+from flwr_frl.predict import load_model, load_run, personalize
 from flwr_frl.predict.__main__ import main as predict_main
 from flwr_frl.predict.file_settings import separate
-from flwr_frl.predict.personalize import personalize
 from flwr_frl.task.models.weights import FORMAT, pack_model
 
 # Audit events that are recorded while the fixture `events` is in use

@@ -12,7 +12,8 @@ from outcomes import assert_same, outcome
 
 from flwr_frl import simulate
 from flwr_frl.common.run_cache import begin_run
-from flwr_frl.predict.personalize import Fitted, personalize
+from flwr_frl.predict import personalize
+from flwr_frl.predict.runs import Fitted
 from flwr_frl.task import devices, resident
 from flwr_frl.task.examples import ExampleSet
 

@@ -13,8 +13,7 @@ from pandas import DataFrame
 from pyarrow import parquet
 from refusals import code_of, refusal
 
-from flwr_frl.predict import load_model, load_run
-from flwr_frl.predict.personalize import personalize
+from flwr_frl.predict import load_model, load_run, personalize
 
 PEOPLE, EACH = 4, 20
 
