@@ -42,7 +42,7 @@ class Asynchronous(ClosesEarly, Closing):
         The wrapped strategy.
     settings : object
         The settings of `AsynchronousRounds`.
-    buffer_size : int
+    size : int
         Number of changes that make a version.
     step : float
         The server's step size.
@@ -60,16 +60,11 @@ class Asynchronous(ClosesEarly, Closing):
     lasts = True
 
     def __init__(
-        self,
-        strategy: Strategy,
-        settings: Any,
-        buffer_size: int,
-        step: float,
-        from_sent: bool,
+        self, strategy: Strategy, settings: Any, size: int, step: float, from_sent: bool
     ) -> None:
         ClosesEarly.__init__(self, strategy)
         Closing.__init__(self)
-        self.settings, self.buffer_size = settings, buffer_size
+        self.settings, self.buffer_size = settings, size
         self.step, self.from_sent = step, from_sent
         self.version = 0
         self.strategy.state[ASYNCHRONOUS] = {"updates": {}}
@@ -105,14 +100,11 @@ class Asynchronous(ClosesEarly, Closing):
             self.check_replies("buffer-size", self.buffer_size, len(nodes))
         if self.version == 0 or server_round <= self.version:
             # A run begins. The clients that were at work in a checkpoint continue.
-            saved, at = (
-                self.strategy.state[ASYNCHRONOUS],
-                {name_of(n): n for n in nodes},
-            )
-            since, versions = saved.get("since", {}), saved.get("versions", {})
+            saved = self.strategy.state[ASYNCHRONOUS]
+            since, at = saved.get("since", {}), {name_of(n): n for n in nodes}
             self.at_work, self.ready = {}, deque()
             self._since = {at[n]: (n, v) for n, v in since.items() if n in at}
-            self._versions = {int(version): versions[version] for version in versions}
+            self._versions = {int(v): a for v, a in saved.get("versions", {}).items()}
         self.version = server_round
         self._staleness, self._dropped = {}, set()
         # A version asks each client at most once, silent ones included.
@@ -203,18 +195,14 @@ class Asynchronous(ClosesEarly, Closing):
         current = self._versions[self.version]
         version = self.strategy._run.round.asked_in[node]
         sent = self._versions[version] if self.from_sent else current
-        moved = {}
+        moved = dict(arrays)
         for name, array in arrays.items():
-            if array.dtype.kind != "f":
-                moved[name] = array
-                continue
-            averaged = name.endswith(BATCH_NORM)
-            origin = current[name] if averaged else sent[name]
-            size = min(step, 1.0) if averaged else step
-            change = np.subtract(array, origin, dtype=np.float64)
-            change *= weight * size
-            change += current[name]
-            moved[name] = rounded_to(array.dtype, change)
+            if array.dtype.kind == "f":
+                averaged = name.endswith(BATCH_NORM)
+                origin, size = (current, min(step, 1.0)) if averaged else (sent, step)
+                change = np.subtract(array, origin[name], dtype=np.float64)
+                point = current[name] + change * (weight * size)
+                moved[name] = rounded_to(array.dtype, point)
         return moved
 
     def close(
@@ -235,9 +223,9 @@ class Asynchronous(ClosesEarly, Closing):
         self._versions = {v: a for v, a in self._versions.items() if v in in_use}
         state: dict[str, Any] = {"updates": updates}
         if self._in_process:
+            since = self._since.items()
             state["since"] = dict(self._since.values())
-            due = {node: at for node, (_, at) in self.at_work.items()}
-            state["due"] = {name: due[node] for node, (name, _) in self._since.items()}
+            state["due"] = {name: self.at_work[node][1] for node, (name, _) in since}
             state["versions"] = {str(v): a for v, a in self._versions.items()}
         self.strategy.state[ASYNCHRONOUS] = state
         known = {name for name, _ in self._since.values()} | self._dropped

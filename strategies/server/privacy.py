@@ -1,13 +1,13 @@
 """Client-level differential privacy: clipping, noise and accounting.
 
-The Gaussian mechanism on the sum of clipped changes (McMahan et al., ICLR 2018),
-with Flower's accountant. Two federations are neighbours if they differ in the
+The Gaussian mechanism on the sum of clipped changes (McMahan et al., ICLR 2018), with
+the accountant of dp-accounting. Two federations are neighbours if they differ in the
 contributions of one client: all of them, in all rounds, or none (the client takes part
 and sends a change of 0).
 """
 
 import json
-import operator
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from logging import ERROR
 from pathlib import Path
@@ -46,7 +46,7 @@ class ClientPrivacy:
     by_clients : bool
         True if clients clip their changes and add the noise, with secure aggregation
         (`flwr_frl.common.secure.fixed_point.Plan`).
-    asked : dict of str to int
+    asked : Counter
         Number of means to which each client may have contributed, by name.
     directory : Path, optional
         Folder of the account; by default it is in memory only.
@@ -58,7 +58,7 @@ class ClientPrivacy:
         need("dp_accounting", "privacy", "server-dp-noise")
         self.noise, self.clip, self.delta = noise, clip, delta
         self.by_clients = False
-        self.asked: dict[str, int] = {}
+        self.asked = Counter[str]()
         self.directory: Path | None = None
         self.run_token = ""
         # Not seeded: noise that follows from the seed could be subtracted.
@@ -86,7 +86,7 @@ class ClientPrivacy:
         dict of str to ndarray or None
             The mean; None if it could not be entered in the account.
         """
-        self.asked |= {name: self.asked.get(name, 0) + 1 for name in asked}
+        self.asked.update(asked)
         if not self._written():
             return None
         if self.by_clients:
@@ -100,23 +100,17 @@ class ClientPrivacy:
             factor = min(1.0, self.clip / length) if length else 1.0
             for name, value in change.items():
                 total[name] += factor * value
-        deviation = self.noise * self.clip
-        return {
-            name: rounded_to(
-                replies[0][name].dtype,
-                centre[name]
-                + (value + self.rng.normal(0, deviation, value.shape)) / len(asked),
-            )
-            for name, value in total.items()
-        }
+        means: Arrays = {}
+        for name, value in total.items():
+            value += self.rng.normal(0, self.noise * self.clip, value.shape)
+            mean = centre[name] + value / len(asked)
+            means[name] = rounded_to(replies[0][name].dtype, mean)
+        return means
 
     def check_compatible(self, properties: Mapping[str, Any]) -> None:
         """Raise `SettingsError` if a client reports that noise cannot be added."""
-        if INCOMPATIBLE_WITH_NOISE in properties:
-            what = one_line(properties[INCOMPATIBLE_WITH_NOISE])
-            raise SettingsError(
-                f"server-dp-noise is {self.noise}, but the shared model has {what}"
-            )
+        what = one_line(properties.get(INCOMPATIBLE_WITH_NOISE, ""))
+        require(not what, "server-dp-noise", self.noise, f"0 with a model with {what}")
 
     def spent(self) -> dict[str, float]:
         """Return ``epsilon`` so far, at ``delta``."""
@@ -135,11 +129,8 @@ class ClientPrivacy:
         before = self.asked
         if (directory / ACCOUNT_FILE).is_file():
             is_own = self.read(directory) == self.run_token and resumed
-            combine = max if is_own else operator.add
-            self.asked = {
-                name: combine(self.asked.get(name, 0), before.get(name, 0))
-                for name in (*self.asked, *before)
-            }
+            # The larger number of each client, or the sum.
+            self.asked = self.asked | before if is_own else self.asked + before
         self.directory = directory
         if before and not self._written():
             place = str(directory)
@@ -157,7 +148,7 @@ class ClientPrivacy:
             account = json.loads(path.read_bytes())
             noise, asked = float(account["noise"]), account["asked"]
             run_token = str(account["run"])
-            self.asked = {str(name): int(count) for name, count in asked.items()}
+            self.asked = Counter({str(n): int(count) for n, count in asked.items()})
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise SettingsError(
                 f"the account {str(path)!r} of what the run has told so far cannot be "
@@ -185,32 +176,22 @@ class ClientPrivacy:
 
 
 def epsilon(noise: float, releases: int, delta: float) -> float:
-    """Return ε at δ of a number of Gaussian mechanisms, by Flower's accountant."""
+    """Return ε at δ of a number of Gaussian mechanisms, by Google's accountant."""
     if releases == 0:
         return 0.0
     # Imported here, as it loads SciPy.
-    from flwr.serverapp import (
-        GaussianPrivacyEvent,
-        NeighboringRelation,
-        PrivacyConfig,
-        RdpAccountant,
-        SamplingMethod,
-    )
+    from dp_accounting import GaussianDpEvent
+    from dp_accounting.rdp import RdpAccountant
 
-    # Without amplification the sampling fraction does not matter.
-    relation = NeighboringRelation.ADD_OR_REMOVE_ONE
-    sampling = SamplingMethod.NO_AMPLIFICATION
-    accountant = RdpAccountant(PrivacyConfig(delta, 1, relation, sampling))
-    accountant.compose(GaussianPrivacyEvent(noise, 1, 1), releases)
-    return accountant.get_epsilon(delta)
+    # It assumes neighbours that differ by one client.
+    accountant = RdpAccountant().compose(GaussianDpEvent(noise), releases)
+    return float(accountant.get_epsilon(delta))
 
 
 def check_no_counters(arrays: ArrayRecord, noise: float) -> None:
     """Raise `SettingsError` if an array has integers, as counters of batch norms."""
     for name, array in arrays.items():
-        if not array.dtype.startswith("float"):
-            raise SettingsError(
-                f"server-dp-noise is {noise}, but the shared model has {name!r}, of "
-                f"{array.dtype}: there must be no batch norms in what is shared, as "
-                "their statistics bear no noise"
-            )
+        allowed = f"0 with {name!r} of {array.dtype}: there must be no batch norms in "
+        allowed += "what is shared, as their statistics bear no noise"
+        valid = array.dtype.startswith("float")
+        require(valid, "server-dp-noise", noise, allowed)

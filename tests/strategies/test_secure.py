@@ -5,11 +5,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import Killed, json_of
+from flwr.app import ConfigRecord, RecordDict
 from secure_runs import SECURED, Found, N, assert_same, lost, run
 
 from flwr_frl.common.arrays import memory_record
+from flwr_frl.common.messages import ACKNOWLEDGED_ROUND
 from flwr_frl.common.secure.fixed_point import Plan
-from flwr_frl.common.secure.messages import SECURE, WORDS
+from flwr_frl.common.secure.messages import SECURE, WORDS, digest
 from flwr_frl.common.secure.protocol import BOX
 from flwr_frl.strategies import Strategy
 from flwr_frl.strategies.server import secure
@@ -139,6 +141,17 @@ def test_a_second_run_is_warned_of(tmp_path, caplog):
         run(tmp_path, **SECURED)
         warned = "difference of two means" in caplog.text
         assert warned == (number == 1)
+
+
+def test_masks_depend_on_all_that_clients_receive_alike():
+    def digest_of(value: float, **config) -> str:
+        arrays = memory_record({"w": np.array([value])})
+        return digest(RecordDict({"arrays": arrays, "config": ConfigRecord(config)}))
+
+    usual = digest_of(1.0, lr=0.1, run="a")
+    assert usual == digest_of(1.0, run="a", lr=0.1, **{ACKNOWLEDGED_ROUND: 3})
+    others = digest_of(2.0, lr=0.1, run="a"), digest_of(1.0, lr=0.2, run="a")
+    assert usual not in others
 
 
 # First replies, weights and noise

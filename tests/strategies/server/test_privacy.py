@@ -275,7 +275,7 @@ def test_algorithms_that_support_client_level_dp() -> None:
 
 def test_start_refuses_batch_norm_counters_with_noise() -> None:
     start = to_record({"w": np.zeros(2, np.float32), "seen": np.array(3)})
-    with pytest.raises(SettingsError, match=r"^server-dp-noise is 1.0, .* 'seen'"):
+    with pytest.raises(SettingsError, match=r"^server-dp-noise is 1.0; .* 'seen'"):
         averaging(**PRIVATE).start(grid_of(2), start, num_rounds=1)
 
 
