@@ -9,7 +9,7 @@ import logging
 import math
 import secrets
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from flwr_frl.common.settings import (
     Checked,
-    SettingsError,
     need,
     require,
     require_all_of_noise,
@@ -158,7 +157,11 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
     seed(secrets.randbits(63))
     model, sgd = call.model, call.sgd
     examples = call.examples.on(current())
-    check_targets(examples.targets)
+    targets = examples.targets
+    valid = targets.is_floating_point() or bool((targets >= 0).all())
+    allowed = "0 where some targets do not count: their number would change the "
+    allowed += "weights of all others in the mean"
+    require(valid, "dp-noise", privacy.dp_noise, allowed)
     module = freeze(model, call.part)
     if not any(parameter.requires_grad for parameter in model.parameters()):
         # A representation may have no parameters.
@@ -192,22 +195,23 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
                     term = call.regularizer(features, targets, model)
                     objective = objective + expected * term
             objective.backward()  # type: ignore[no-untyped-call]
-        empty = features.detach()[:0], targets[:0]
-        unclipped = _independent_of_examples(call, *empty, trained)
         for name, parameter in trained.items():
             samples = getattr(parameter, "grad_sample", None)
-            if samples is None and len(targets):
-                raise SettingsError(
-                    f"dp-noise is {privacy.dp_noise}; expected 0 with this model: "
-                    f"Opacus has no per-example gradients of {name!r}"
-                )
             if samples is None:
+                allowed = f"0 with this model: Opacus has no gradients of {name!r}"
+                require(not len(targets), "dp-noise", privacy.dp_noise, allowed)
                 samples = parameter.new_zeros(0, *parameter.shape)
             # Opacus would compute norms in bfloat16, with errors of about 0.4 %.
             parameter.grad_sample = samples.to(parameter.dtype)  # type: ignore[attr-defined]
         optimizer.pre_step()
-        for name, term in unclipped.items():
-            trained[name].grad = cast(Tensor, trained[name].grad) + term
+        # What does not depend on the examples is added to the noisy gradients.
+        if call.regularizer is not None:
+            term = call.regularizer(features.detach()[:0], targets[:0], model)
+            if term.requires_grad:
+                term.backward()  # type: ignore[no-untyped-call]
+        for name, slope in (call.correction or {}).items():
+            if name in trained:
+                cast(Tensor, trained[name].grad).add_(slope)
         optimizer.original_optimizer.step()
         return value.detach()
 
@@ -245,33 +249,3 @@ def sampled_batches(
     rate, steps = sampling(len(examples), batch_size)
     for _ in range(steps):
         yield examples.chosen(torch.rand(len(examples)) < rate)
-
-
-def check_targets(targets: Tensor) -> None:
-    """Raise `SettingsError` if cross-entropy ignores some targets."""
-    if not targets.is_floating_point() and targets.numel() and int(targets.min()) < 0:
-        raise SettingsError(
-            "dp-noise must be 0 where some targets do not count: their number would "
-            "change the weights of all others in the mean"
-        )
-
-
-def _independent_of_examples(
-    call: TrainCall, features: Tensor, targets: Tensor, trained: Mapping[str, Tensor]
-) -> dict[str, Tensor]:
-    """Return the terms of the gradients that do not depend on the examples.
-
-    ``features`` and ``targets`` have no rows.
-    """
-    terms: dict[str, Tensor] = {}
-    if call.regularizer is not None:
-        value = call.regularizer(features, targets, call.model)
-        if value.requires_grad:
-            parameters = list(trained.values())
-            slopes = torch.autograd.grad(value, parameters, allow_unused=True)
-            pairs = zip(trained, slopes, strict=True)
-            terms = {name: slope for name, slope in pairs if slope is not None}
-    for name, term in (call.correction or {}).items():
-        if name in trained:
-            terms[name] = terms[name] + term if name in terms else term
-    return terms
