@@ -122,7 +122,9 @@ function curves(metric, across) {
     ({ curves }) => get(curves, across) && get(curves, metric));
   const log = ERRORS.includes(metric)
     && drawn.every(({ curves }) => curves[metric][1].every(y => y > 1e-20));
-  for (const { name: label, colour: stroke, style, curves } of drawn) {
+  for (const { name, equals, colour: stroke, style, curves } of drawn) {
+    // Otherwise one of two equal curves would hide the other.
+    const label = equals ? `${name} = ${equals}` : name;
     const [rounds, means, deviations] = curves[metric];
     const [at, places] = curves[across];
     const x = new Map(at.map((round, i) => [round, places[i]]));
@@ -131,7 +133,8 @@ function curves(metric, across) {
     const high = means.map((y, i) => y + deviations[i]);
     tables.push([rounds.map(round => x.get(round) ?? null), means, high, low]);
     const i = series.length, edge = { class: 'band', points: { show: false } };
-    series.push({ label, stroke, dash: DASHES[style], width: 2 }, edge, edge);
+    series.push(
+      { label, stroke, dash: DASHES[equals ? '--' : style], width: 2 }, edge, edge);
     bands.push({ series: [i + 1, i + 2], fill: stroke + '33' });
   }
   for (const each of series) each.spanGaps = true;
