@@ -4,7 +4,7 @@ Table and figures for a paper fit into a column.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -80,20 +80,15 @@ def write_comparison(output: Path, summary: Mapping[str, Any]) -> set[str]:
         The files that could not be written.
     """
     lost = set[str]()
-    folders = [output]
-    if "seeds" in summary:
-        folders = [output / folder_of(seed) for seed in summary["seeds"]]
-    runs = {
-        name: [folder / name for folder in folders] for name in summary["algorithms"]
-    }
-    writers: dict[str, Callable[[], object]] = {
-        SUMMARY: lambda: write_json(output / SUMMARY, summary),
-        PLOT: lambda: plot(output, runs),
-        PAGE: lambda: write_page(output),
-    }
-    for name, write in writers.items():
-        with log_os_errors(name, lost):
-            write()
+    seeds = map(folder_of, summary["seeds"]) if "seeds" in summary else ("",)
+    folders = [output / seed for seed in seeds]
+    runs = {name: [each / name for each in folders] for name in summary["algorithms"]}
+    with log_os_errors(SUMMARY, lost):
+        write_json(output / SUMMARY, summary)
+    with log_os_errors(PLOT, lost):
+        plot(output, runs)
+    with log_os_errors(PAGE, lost):
+        write_page(output)
     return lost
 
 

@@ -293,9 +293,8 @@ def _read(path: Path, chosen: Settings) -> _Folder:
     valid = valid and (not is_run or path.name in names)
     require(valid, "compare", str(path), allowed)
     config |= chosen
-    seeds = {config["seed"]: output}
-    if "seeds" in content:
-        seeds = {seed: output / folder_of(seed) for seed in content["seeds"]}
+    seeds = {seed: output / folder_of(seed) for seed in content.get("seeds", ())}
+    seeds = seeds or {config["seed"]: output}
     methods = dict[str, list[RunResult]]()
     for name in [path.name] if is_run else names:
         model = str(names[name].get(TESTED_MODEL, ""))

@@ -412,15 +412,8 @@ def strict_json(value: object, indent: int | None = None) -> str:
     try:
         return json.dumps(value, indent=indent, allow_nan=False)
     except ValueError:
-        return json.dumps(_finite(value), indent=indent)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _finite(entry) for name, entry in value.items()}
-    return [_finite(v) for v in value] if isinstance(value, list | tuple) else value
+        finite = json.loads(json.dumps(value), parse_constant=lambda name: None)
+        return json.dumps(finite, indent=indent)
 
 
 def describe(row: Row, evaluated_on: str) -> str:
