@@ -65,7 +65,7 @@ def document(folder: Path) -> str:
 <h2>Methods</h2>
 <div id="methods"></div>
 <p id="legend"></p>
-<h2>Curves by <select id="across"></select></h2>
+<h2>Curves</h2>
 <div id="charts" class="charts"></div>
 <details><summary>Other metrics</summary><div id="more" class="charts"></div></details>
 <h2>Clients</h2>

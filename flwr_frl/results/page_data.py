@@ -61,7 +61,7 @@ class Run(NamedTuple):
     written : int
         When its files were last written, in nanoseconds.
     rows : list of dict
-        At most `MOST_POINTS` rows of the journal, with the costs so far.
+        The rows of the journal.
     result : RunResult
         The result so far; empty before the first round.
     """
@@ -184,23 +184,7 @@ def _read(place: Path, files: tuple[tuple[int, int], ...]) -> Run:
         seen = datetime.fromtimestamp(client.get("last-seen") or 0)
         client["last-seen"] = "now" if client.get("node") else f"{seen:%Y-%m-%d %H:%M}"
     written = max(time for time, _ in files)
-    return Run(settings, changed, status, written, _points(rows), result)
-
-
-def _points(rows: Sequence[Row]) -> list[Row]:
-    """Return at most `MOST_POINTS` rows, with ``updates`` and ``MB`` so far.
-
-    Evaluated rows come first, and the last row is kept.
-    """
-    updates, megabytes = 0, 0.0
-    for row in rows:
-        updates += row.get("clients", 0) + row.get("dropped", 0)
-        megabytes += (row.get("bytes-down", 0) + row.get("bytes-up", 0)) / 1e6
-        row |= {"updates": updates, "MB": megabytes}
-    step, end = len(rows) // MOST_POINTS + 1, len(rows) - 1
-    parts = [rows[i : min(i + step, end)] for i in range(0, end, step)]
-    kept = [max(part, key=lambda row: "evaluated" in row) for part in parts]
-    return [*kept, *rows[-1:]]
+    return Run(settings, changed, status, written, rows, result)
 
 
 def _counted(runs: Sequence[Run]) -> Sequence[Run]:
@@ -210,11 +194,18 @@ def _counted(runs: Sequence[Run]) -> Sequence[Run]:
 
 
 def _curves(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the rounds, means and deviations over seeds of each metric."""
+    """Return the rounds, means and deviations over seeds of each metric.
+
+    Long curves are thinned; the last round is kept.
+    """
     rows = [run.rows for run in runs]
     names = {n for row in rows[0] for n, value in row.items() if is_number(value)}
     found = {name: curve(rows, name) for name in sorted(names)}
-    return {name: points for name, points in found.items() if points[0]}
+    return {
+        name: [values[:: -(len(values) // MOST_POINTS) - 1][::-1] for values in points]
+        for name, points in found.items()
+        if points[0]
+    }
 
 
 def _text(settings: Settings) -> str:

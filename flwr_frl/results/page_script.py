@@ -13,7 +13,7 @@ pre { margin: .6rem 0; padding: .5rem .7rem; background: #f4f6f8;
   white-space: pre-wrap; overflow-wrap: anywhere }
 p { margin: .4rem 0; color: #59626d; overflow-wrap: anywhere }
 #connection { color: #b3261e }
-input, select { font: inherit; max-width: 100% }
+input { font: inherit; max-width: 100% }
 summary { cursor: pointer; margin: .6rem 0 }
 .charts { display: flex; flex-wrap: wrap; gap: 1rem 1.5rem }
 figure { margin: 0; max-width: 100% } figcaption { font-weight: 600 }
@@ -92,8 +92,7 @@ const fillMethods = table('methods', name => {
 const fillClients = table('clients');
 
 /* Charts of the methods that the table shows */
-const ACROSS = ['round', 'seconds', 'seconds-simulated', 'updates', 'MB'];
-const COSTS = [...ACROSS, 'bytes-down', 'bytes-up', 'bytes-evaluate'];
+const COSTS = ['round', 'seconds', 'bytes-down', 'bytes-up', 'bytes-evaluate'];
 const ERRORS = ['distance', 'error', 'loss'];
 const DASHES = { '-': [], '--': [9, 5], ':': [2, 4], '-.': [9, 4, 2, 4] };
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6];
@@ -116,22 +115,19 @@ function chart(title, metric, xLabel, columns, { log = false, width = 560, ...mo
   return figure;
 }
 /* A band shows one standard deviation over seeds to either side of the mean. */
-function curves(metric, across) {
-  const tables = [], series = [{ label: across }], bands = [];
-  const drawn = methods.filter(
-    ({ curves }) => get(curves, across) && get(curves, metric));
+function curves(metric) {
+  const tables = [], series = [{ label: 'round' }], bands = [];
+  const drawn = methods.filter(({ curves }) => get(curves, metric));
   const log = ERRORS.includes(metric)
     && drawn.every(({ curves }) => curves[metric][1].every(y => y > 1e-20));
   for (const { name, equals, colour: stroke, style, curves } of drawn) {
     // Otherwise one of two equal curves would hide the other.
     const label = equals ? `${name} = ${equals}` : name;
     const [rounds, means, deviations] = curves[metric];
-    const [at, places] = curves[across];
-    const x = new Map(at.map((round, i) => [round, places[i]]));
     const low = means.map(
       (y, i) => Math.max(y - deviations[i], log ? y / 10 : -Infinity));
     const high = means.map((y, i) => y + deviations[i]);
-    tables.push([rounds.map(round => x.get(round) ?? null), means, high, low]);
+    tables.push([rounds, means, high, low]);
     const i = series.length, edge = { class: 'band', points: { show: false } };
     series.push(
       { label, stroke, dash: DASHES[equals ? '--' : style], width: 2 }, edge, edge);
@@ -139,7 +135,7 @@ function curves(metric, across) {
   }
   for (const each of series) each.spanGaps = true;
   return tables.length
-    ? chart(metric, metric, across, uPlot.join(tables), { series, bands, log }) : '';
+    ? chart(metric, metric, 'round', uPlot.join(tables), { series, bands, log }) : '';
 }
 function dots() {
   const { metric, clients } = methods[0] ?? { clients: {} };
@@ -163,7 +159,7 @@ function draw() {
   const names = all.map(([name]) => name).sort().filter(name => !COSTS.includes(name));
   const metrics = new Set(
     [...methods.map(({ metric }) => metric), 'train-loss', ...names.filter(varies)]);
-  const figures = [...metrics].map(metric => curves(metric, place('across').value));
+  const figures = [...metrics].map(curves);
   place('charts').replaceChildren(...figures.slice(0, 2));
   place('more').replaceChildren(...figures.slice(2));
   place('dots').replaceChildren(dots());
@@ -194,8 +190,7 @@ async function update() {
   }
   setTimeout(update, document.hidden ? 30000 : 3000);
 }
-place('across').append(...ACROSS.map(name => make('option', {}, name)));
-place('across').onchange = window.onresize = draw;
+window.onresize = draw;
 show();
 if (location.protocol.startsWith('http')) setTimeout(update, 3000);
 """
