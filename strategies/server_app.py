@@ -29,6 +29,8 @@ from flwr_frl.common.settings import (
     resolve,
 )
 from flwr_frl.common.text import short_name
+from flwr_frl.results.comparison import write_paper
+from flwr_frl.results.methods import compare
 from flwr_frl.results.output import archive_run, locked, prepare_directory
 from flwr_frl.results.page import served_for
 from flwr_frl.results.report import Report
@@ -277,6 +279,8 @@ def make_app(
         settings = server_settings(overrides)
         with served_for(settings):
             summary = serve(grid, settings)
+        output = Path(str(settings["output"]))
+        write_paper(output, compare(output))
         if why := failure(short_name(str(settings["algorithm"])), summary):
             raise SettingsError(why, LOST)
         log(INFO, "finished: %s", summary)

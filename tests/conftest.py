@@ -21,7 +21,6 @@ from hypothesis import settings as hypothesis_settings
 from torch import nn
 
 from flwr_frl.results.comparison import write_figures
-from flwr_frl.results.figures import plot
 from flwr_frl.task.models import MODELS
 from flwr_frl.task.training import local_training as calls
 
@@ -33,10 +32,7 @@ hypothesis_settings.load_profile("tests")
 NUMBERS = count()
 # Functions that draw figures. Tests replace them, since a figure takes longer than a
 # few rounds.
-FIGURES = {
-    "flwr_frl.results.comparison.plot": plot,
-    "flwr_frl.results.comparison.write_figures": write_figures,
-}
+FIGURES = {"flwr_frl.results.comparison.write_figures": write_figures}
 
 
 # Test files that start federations and mostly wait, the longest first

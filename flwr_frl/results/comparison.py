@@ -1,41 +1,41 @@
-"""The files that compare runs: summary, plot and page; table and figures for a paper.
+"""The files that compare runs: summary and page; table and figures.
 
-Table and figures for a paper fit into a column.
+A run writes summary and page, and a command the others at its end.
 """
 
 import re
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
+from logging import INFO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from flwr.common import log
 
 from flwr_frl.common.algorithms import title
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.settings import Settings, facts
-from flwr_frl.results.figures import (
-    WIDTH,
-    figure_of,
-    image_of,
-    plot,
-    rank_diagram,
-    rows_of,
-)
+from flwr_frl.results.figures import WIDTH, figure_of, image_of, rank_diagram, rows_of
 from flwr_frl.results.methods import Comparison
 from flwr_frl.results.page import write_page
 from flwr_frl.results.results import (
     PAGE,
     PLOT,
     SUMMARY,
-    folder_of,
     log_os_errors,
     read_object,
     write_json,
 )
 from flwr_frl.results.tables import cell, chosen_cells, heading, latex
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 # Settings of a single run, which the summary's ``config`` leaves out.
 PER_RUN = ("algorithm", "resume", "page", "tracker", "tracker-uri")
 
+# Formats of figures for a paper
+KINDS = ("pdf", "svg")
 # Columns of the table after the main result
 COLUMNS = ("accuracy-worst-decile", "bytes", "seconds")
 # BibTeX entries, each with the algorithms that it describes as keywords. A Flower
@@ -63,7 +63,7 @@ def _comparable(config: Settings) -> dict[str, Any]:
 
 
 def write_comparison(output: Path, summary: Mapping[str, Any]) -> set[str]:
-    """Write the summary, the plot and the page of an output folder.
+    """Write the summary and the page of an output folder.
 
     A file that cannot be written is logged, and the others are written nevertheless.
 
@@ -80,13 +80,8 @@ def write_comparison(output: Path, summary: Mapping[str, Any]) -> set[str]:
         The files that could not be written.
     """
     lost = set[str]()
-    seeds = map(folder_of, summary["seeds"]) if "seeds" in summary else ("",)
-    folders = [output / seed for seed in seeds]
-    runs = {name: [each / name for each in folders] for name in summary["algorithms"]}
     with log_os_errors(SUMMARY, lost):
         write_json(output / SUMMARY, summary)
-    with log_os_errors(PLOT, lost):
-        plot(output, runs)
     with log_os_errors(PAGE, lost):
         write_page(output)
     return lost
@@ -95,9 +90,9 @@ def write_comparison(output: Path, summary: Mapping[str, Any]) -> set[str]:
 def write_paper(
     output: Path, comparison: Comparison, columns: Sequence[str] = ()
 ) -> None:
-    """Write ``table.tex``, ``references.bib`` and figures as PDF and SVG.
+    """Write ``table.tex``, ``references.bib`` and figures.
 
-    Figures need matplotlib.
+    Figures need matplotlib. Table and figures as PDF and SVG fit into a column.
 
     Parameters
     ----------
@@ -113,23 +108,28 @@ def write_paper(
     write_atomically(output / "table.tex", table(comparison, columns).encode())
     text = references([row.method for row in comparison.rows])
     write_atomically(output / "references.bib", text.encode())
-    if find_spec("matplotlib") is not None:
+    if find_spec("matplotlib") is None:
+        text = "no %s: matplotlib is missing (pip install 'flwr-frl[plot]'); see %s"
+        log(INFO, text, PLOT, PAGE)
+    else:
         write_figures(output, comparison)
 
 
 def write_figures(output: Path, comparison: Comparison) -> None:
     """Write the curves of each task, and the diagram of mean ranks if there is one."""
-    figures = {}
+    figures = dict[str, "Figure"]()
     for name, rows in comparison.tasks.items():
         of_methods = rows_of({row.method: row.folders for row in rows})
-        ending = f"-{name}" if len(comparison.tasks) > 1 else ""
-        figures[rows[0].metric + ending] = figure_of(of_methods, WIDTH)
+        plain = re.sub(r"\W+", "-", name).strip("-")
+        ending = f"-{plain}" if len(comparison.tasks) > 1 else ""
+        figures[f"accuracy{ending}.png"] = figure_of(of_methods)
+        column = figure_of(of_methods, WIDTH)
+        figures |= {f"{rows[0].metric}{ending}.{kind}": column for kind in KINDS}
     if comparison.ranking:
-        figures["ranks"] = rank_diagram(comparison.ranking)
+        diagram = rank_diagram(comparison.ranking)
+        figures |= {f"ranks.{kind}": diagram for kind in KINDS}
     for name, figure in figures.items():
-        for kind in ("pdf", "svg"):
-            plain = re.sub(r"\W+", "-", name).strip("-")
-            write_atomically(output / f"{plain}.{kind}", image_of(figure, kind))
+        write_atomically(output / name, image_of(figure, name.rpartition(".")[2]))
 
 
 def table(comparison: Comparison, columns: Sequence[str] = ()) -> str:

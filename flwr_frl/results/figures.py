@@ -2,19 +2,15 @@
 
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.util import find_spec
 from itertools import product
-from logging import INFO
 from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
-from flwr.common import log
 
 from flwr_frl.common.algorithms import title
-from flwr_frl.common.files import write_atomically
-from flwr_frl.results.results import METRICS, PAGE, PLOT, Row, quality, read_rows
+from flwr_frl.results.results import METRICS, Row, quality, read_rows
 from flwr_frl.results.statistics import Ranking
 
 if TYPE_CHECKING:
@@ -36,23 +32,6 @@ COLOURS = (
 STYLES = ("-", "--", ":", "-.")
 # With it, methods that are often compared have different colours and keep them.
 SALT = 48296
-
-
-def plot(output: Path, runs: Mapping[str, Sequence[Path]]) -> None:
-    """Write `figure_of` some runs to ``accuracy.png``; without matplotlib, nothing.
-
-    Parameters
-    ----------
-    output : Path
-        The folder of the plot.
-    runs : mapping
-        The folders of the runs of each algorithm.
-    """
-    if find_spec("matplotlib") is None:
-        text = "no %s: matplotlib is missing (pip install 'flwr-frl[plot]'); see %s"
-        log(INFO, text, PLOT, PAGE)
-        return
-    write_atomically(output / PLOT, image_of(figure_of(rows_of(runs)), "png"))
 
 
 def rows_of(runs: Mapping[str, Sequence[Path]]) -> dict[str, list[list[Row]]]:

@@ -289,25 +289,27 @@ def _read(path: Path, chosen: Settings) -> _Folder:
     names: Any = content.get("algorithms")
     config: Any = content.get("config")
     allowed = "a folder of results with a summary.json, or the folder of a finished run"
-    valid = isinstance(config, dict) and isinstance(names, dict) and bool(names)
-    valid = valid and (not is_run or path.name in names)
+    valid = isinstance(config, dict) and isinstance(names, dict)
     require(valid, "compare", str(path), allowed)
     config |= chosen
     seeds = {seed: output / folder_of(seed) for seed in content.get("seeds", ())}
     seeds = seeds or {config["seed"]: output}
     methods = dict[str, list[RunResult]]()
-    for name in [path.name] if is_run else names:
+    for name in {path.name} & names.keys() if is_run else names:
+        if not all(read_rows(folder / name / METRICS) for folder in seeds.values()):
+            # A later run of the algorithm has ended before its first round.
+            continue
         model = str(names[name].get(TESTED_MODEL, ""))
         methods[name] = [
             _result(folder / name, {**config, "seed": seed}, model)
             for seed, folder in seeds.items()
         ]
+    require(bool(methods), "compare", str(path), allowed)
     return _Folder(str(output), config, methods)
 
 
 def _result(directory: Path, config: Settings, tested_model: str) -> RunResult:
     rows = read_rows(directory / METRICS)
-    require(bool(rows), "compare", str(directory), "a run with a metrics.jsonl")
     result = run_result(directory, config, rows, tested_model)
     protocol = config["result-protocol"]
     allowed = "a protocol of the runs; these measured no validation results"

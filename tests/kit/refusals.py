@@ -38,4 +38,4 @@ def uninstall(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
         return None if name in packages else find_spec(name)
 
     monkeypatch.setattr("flwr_frl.common.settings.find_spec", find)
-    monkeypatch.setattr("flwr_frl.results.figures.find_spec", find)
+    monkeypatch.setattr("flwr_frl.results.comparison.find_spec", find)

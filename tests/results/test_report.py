@@ -175,7 +175,7 @@ def test_finished_run_has_written_all_files(tmp_path, figures):
     out = tmp_path / "out"
     assert tree(out) == {
         *("fedrep", "fedrep/metrics.jsonl", "fedrep/clients.json"),
-        *("summary.json", "accuracy.png", "report.html", ".results.lock"),
+        *("summary.json", "report.html", ".results.lock"),
     }
     clients = json_of(out / "fedrep" / "clients.json")
     assert clients == {"000000": {"accuracy": 0.75}}

@@ -12,8 +12,7 @@ from flwr_frl import cli, compare, running
 from flwr_frl.cli import parse
 from flwr_frl.common.settings import defaults
 from flwr_frl.predict.__main__ import parse as parse_predict
-from flwr_frl.results.comparison import PER_RUN
-from flwr_frl.results.figures import plot
+from flwr_frl.results.comparison import PER_RUN, write_figures
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +20,7 @@ def compared(tmp_path_factory) -> Path:
     """Output of FedAvg and FedRep on digits."""
     output = tmp_path_factory.mktemp("compared") / "out"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flwr_frl.results.comparison.plot", plot)
+        patch.setattr("flwr_frl.results.comparison.write_figures", write_figures)
         words = ("fedavg", "fedrep", "--rounds", "15")
         quick = {"model": "mlp-2", "batch_size": 25, "head_epochs": 5}
         assert run(output, *words, **quick) == 0
@@ -36,7 +35,7 @@ def test_the_files_of_a_run(compared):
     own = ("metrics.jsonl", "clients.json", "status.json", "checkpoint.safetensors")
     assert files - heads == {
         *("accuracy.png", "report.html", "summary.json"),
-        *("table.tex", "references.bib"),
+        *("table.tex", "references.bib", "accuracy.pdf", "accuracy.svg"),
         *(f".{name}.lock" for name in ("fedavg", "fedrep", "results")),
         *(f"{name}/{file}" for name in ("fedavg", "fedrep") for file in own),
     }

@@ -8,7 +8,6 @@ from refusals import assert_says, uninstall
 
 from flwr_frl import running
 from flwr_frl.common.settings import need
-from flwr_frl.results.figures import plot
 from flwr_frl.strategies.grids.simulation import RayGrid
 
 
@@ -39,8 +38,3 @@ def test_run_without_extras_lacks_only_the_plot(lean, tmp_path, caplog, figures)
     names = {path.name for path in tmp_path.iterdir()}
     assert {"fedrep", "summary.json", "report.html"} <= names
     assert "accuracy.png" not in names
-
-
-def test_plot_is_drawn_if_matplotlib_is_installed(tmp_path):
-    plot(tmp_path, {})
-    assert (tmp_path / "accuracy.png").is_file()
