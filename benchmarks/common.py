@@ -1,6 +1,7 @@
 """Functions that all benchmarks share: writing a page and recording its provenance."""
 
 import json
+import os
 import platform
 import shlex
 import subprocess
@@ -68,17 +69,11 @@ def provenance() -> dict[str, Any]:
     return {
         "command": shlex.join(["python", *arguments]),
         "commit": COMMIT,
-        "machine": f"{platform.machine()}, {_cores()} cores",
+        "machine": f"{platform.machine()}, {len(os.sched_getaffinity(0))} cores",
         "python": platform.python_version(),
         "torch": torch.__version__,
         "seconds": round(time.perf_counter() - BEGAN),
     }
-
-
-def _cores() -> int:
-    import os
-
-    return len(os.sched_getaffinity(0))
 
 
 def rounded(value: Any) -> Any:

@@ -137,7 +137,7 @@ def values_of(figure: Figure, data: Data) -> list[float]:
 
     An expression is Python with these functions of paths (see `at`): ``mean`` (of the
     first path that has numbers), ``median``, ``count`` (of numbers, or of those that
-    are at least ``least``), ``total``, ``reached`` (those of several paths that are not
+    are at least ``least``), ``reached`` (those of several paths that are not
     NaN, or else NaN), ``rank`` and ``rows`` (of a leaderboard), ``lead`` and ``ahead``
     (of rows), and ``paper`` (the published result of a paper's method in a cell).
     """
@@ -156,7 +156,6 @@ def values_of(figure: Figure, data: Data) -> list[float]:
         "mean": mean,
         "median": lambda path: middle(at(data, path)),
         "count": count,
-        "total": lambda path: sum(at(data, path)),
         "reached": reached,
         "rank": lambda name: rank(data, name),
         "rows": lambda: len(data["results"]),

@@ -8,7 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from time import monotonic
 from typing import Any, cast
 
 import numpy as np
@@ -108,7 +107,7 @@ def watch(settings: Mapping[str, Setting], place: Path) -> Numbers:
     at = {round(total / looks * part): 0 for part in EARLY}
     at |= {round(total * (i + 1) / looks): i + 1 for i in range(looks)}
     rows: list[dict[str, float]] = []
-    bits, link, began = 0.0, 0.0, monotonic()
+    bits, link = 0.0, 0.0
     for server_round in range(1, total + 1):
         sent = one_round(run)
         bits += sent["bits"] / nodes
@@ -122,7 +121,6 @@ def watch(settings: Mapping[str, Setting], place: Path) -> Numbers:
             "bits": bits,
             "validation": error(held_out, mean, range(nodes)),
             "consensus": consensus(states, mean),
-            "seconds": monotonic() - began,
             "link": link,
         }
         if not searched:

@@ -88,13 +88,8 @@ class Found:
             self.loss.append(loss(initial_model(work.model), model, some))
 
     def __str__(self) -> str:
-        """Return a summary of the last pass."""
-        return (
-            f"{median(self.seconds[-1]):.3g} s a round, CPU "
-            f"{median(self.cpu[-1]):.3g} s, {self.steps[-1]:.0f} steps, "
-            f"moved {self.moved[-1]:.4f}, cosine {self.agrees[-1]:.3f}, "
-            f"loss {self.loss[-1:]}"
-        )
+        """Return a summary."""
+        return f"{self.round:.3g} s a round, CPU {self.cpu_round:.3g} s"
 
 
 def displacement(

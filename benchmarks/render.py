@@ -1,11 +1,11 @@
 """The tables and the plot of a page, for `benchmarks.run`.
 
 A table of a config has ``metrics`` and, optionally, ``title``, ``text``, ``rows`` and
-``cells``, ``sort`` (the best first, by the first metric), ``transposed`` and ``notes``
-(columns of text that the config's ``derive`` has added). With one metric, its columns
-are the cells; with several, there is a table for each cell. Entries are means ±
-standard deviations over the seeds. A plot has the metrics ``y``, ``x`` and ``log``; its
-panels are the metrics and cells, and its lines the rows. A ``function`` draws another.
+``cells``, ``sort`` (the best first, by the first metric) and ``notes`` (columns of text
+that the config's ``derive`` has added). With one metric, its columns are the cells;
+with several, there is a table for each cell. Entries are means ± standard deviations
+over the seeds. A plot has the metrics ``y``, ``x`` and ``log``; its panels are the
+metrics and cells, and its lines the rows. A ``function`` draws another.
 """
 
 from collections.abc import Iterable, Sequence
@@ -176,9 +176,6 @@ def by_cell(
     ]
     label = metric(name).label
     heads = [label, *(["mean"] if table.get("sort") else []), *cells]
-    if table.get("transposed"):
-        columns = [heads, *lines]
-        heads, *lines = (list(column) for column in zip(*columns, strict=True))
     return markdown(heads, lines)
 
 

@@ -7,11 +7,9 @@ clients. They are relative to the error of θ*.
 
 from collections.abc import Mapping
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.runs import Rounds
 from flwr_frl.clients.client_app import make_app
@@ -30,8 +28,6 @@ from flwr_frl.task.transfer import (
 )
 
 METHODS = ("error-phase-1", "error", "error-descent", "error-scratch")
-# "Far below" means at most this fraction of the error from scratch.
-FAR = 1 / 3
 Errors = dict[str, Any]
 
 
@@ -123,52 +119,3 @@ def with_sources(settings: Mapping[str, Any]) -> Errors:
         else:
             errors |= {name: found[name] for name in METHODS if name in found}
     return errors
-
-
-def effective_ranks(
-    eigenvalues: npt.NDArray[np.float64], k: int
-) -> tuple[float, float]:
-    """Return r_k(Σ) and R_k(Σ) of a covariance matrix (theorem 6).
-
-    r_k = Σ_{i>k} λ_i / λ_{k+1} and R_k = (Σ_{i>k} λ_i)² / Σ_{i>k} λ_i², with the
-    eigenvalues λ_1 ≥ … ≥ λ_d and 0 ≤ k < d.
-    """
-    tail = np.sort(eigenvalues)[::-1][k:]
-    total = float(tail.sum())
-    return total / float(tail[0]), total**2 / float(tail @ tail)
-
-
-def claims(config: Any, results: Any) -> dict[str, Any]:
-    """Return the dissertation's statements on the table, and whether they hold.
-
-    ``claims`` has their text, the measurements and the verdict. The notes have
-    theorem 6's terms / σ² with its constants as 1: the theorem applies if some k has
-    r_k ≥ n; r and R are the effective ranks r_k and R_k at the least such k.
-    """
-    true, found, notes = results.get("true basis", {}), [], {}
-    common = config.common
-    dimension, noise = common["dimension"], common["noise-variance"]
-    spectrum = TransferTask(dimension=dimension, rank=common["rank"]).eigenvalues
-    condition = spectrum[0] / spectrum[-1] * effective_ranks(spectrum, 0)[0]
-    for cell, runs in true.items():
-        n, ratio = (config.cells[cell][name] for name in ("half", "ratio"))
-        means = {name: fmean(run[name] for run in runs) for name in METHODS}
-        few = n < dimension
-        for method in ("error-phase-1", "error") if few else ():
-            part, useful = means[method] / means["error-scratch"], ratio >= 10
-            claim = f"{method} is {'' if useful else 'not '}far below from scratch"
-            found.append([f"{cell}: {claim}", f"{part:.2g}", (part <= FAR) == useful])
-        for method in ("error", "error-descent") if ratio < 10 and not few else ():
-            one, other = means[method], means["error-phase-1"]
-            text = f"{one:.3g} and {other:.3g}"
-            found.append([f"{cell}: {method} is below phase 1", text, one < other])
-        large = (i for i in range(dimension) if effective_ranks(spectrum, i)[0] >= n)
-        if (k := next(large, None)) is not None:
-            r, big_r = effective_ranks(spectrum, k)
-            epsilon = 10 ** (-ratio / 10) * spectrum.sum()
-            transfer = condition / n * (common["rank"] / n + epsilon / noise)
-            terms = f"{transfer:.3g}, {k / n + n / big_r:.3g}"
-            about = {"k*, r, R": f"{k}, {r:.3g}, {big_r:.3g}"}
-            notes[cell] = about | {"transfer, noise term": terms}
-    table = [["statement", "measured", "true"], *found]
-    return {"claims": found, "notes": {"true basis": notes}, "extra": {"Claims": table}}
