@@ -20,8 +20,7 @@ from PIL import Image
 
 from flwr_frl.common.settings import Setting, SettingsError
 from flwr_frl.results.results import METRICS, read_json, read_rows
-from flwr_frl.task.data.cache import DataSettings
-from flwr_frl.task.data.datasets import image_folder
+from flwr_frl.task.data.datasets import DataSettings, image_folder
 from flwr_frl.task.data.partitions import PartitionSettings, partition
 
 Folders = Mapping[str, Path]

@@ -24,7 +24,7 @@ from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.strategies.server.secure import SecureSettings
 from flwr_frl.strategies.server.traits import StrategySettings
 from flwr_frl.task.compression import CompressionSettings
-from flwr_frl.task.data.cache import DataSettings
+from flwr_frl.task.data.datasets import DataSettings
 from flwr_frl.task.data.partitions import PartitionSettings
 from flwr_frl.task.models.adapters import AdapterSettings
 from flwr_frl.task.tasks import TASKS

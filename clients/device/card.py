@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from flwr_frl.clients.base import Client
 from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.task.base import Task
-from flwr_frl.task.data.cache import Dataset, ImageSet
+from flwr_frl.task.data.datasets import Dataset, ImageSet
 from flwr_frl.task.tasks.image import ImageSettings, ImageTask, PartitionedTask
 from flwr_frl.task.tasks.table import Scaling, TableSettings, TableTask
 

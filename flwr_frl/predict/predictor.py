@@ -21,7 +21,7 @@ from flwr_frl.common.settings import (
     require,
 )
 from flwr_frl.task.base import Task
-from flwr_frl.task.data.images import IMAGE_SUFFIXES
+from flwr_frl.task.data.datasets import IMAGE_SUFFIXES
 from flwr_frl.task.data.tables import DataFrame
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import new_model

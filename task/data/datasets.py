@@ -1,4 +1,4 @@
-"""The data sets of image tasks, and where they are read from.
+"""Data sets: where they are read from, and the cache in which they are stored.
 
 - ``digits`` is installed with scikit-learn, and torchvision downloads MNIST, EMNIST and
   CIFAR.
@@ -7,44 +7,424 @@
   (n, height, width) or (n, height, width, channels)) and ``labels`` (n integers from
   0). An array of strings ``classes`` in ``train.npz`` names the classes; by default
   they are "0", "1", … up to the largest label in ``train.npz``.
+
+A data set is read and written once, as ``.npy`` files that are memory-mapped
+afterwards, so that all processes of a machine share one copy. Image files are decoded
+when they are written. The file `ABOUT` is written last, so a folder without it is
+incomplete. Folders whose files are missing or truncated are written again.
 """
 
+import hashlib
+import json
+import os
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from flwr_frl.common.settings import SettingsError, need, reading, reason_of, require
-from flwr_frl.task.data.cache import (
-    MAX_CLASSES,
-    PARTS,
-    Dataset,
-    DataSettings,
-    ImageSet,
-    Integers,
-    Read,
-    cache_root,
-    load,
-    named_classes,
-    stamp,
+from flwr_frl.common.files import atomic_file, write_atomically
+from flwr_frl.common.ownership import cache_folder
+from flwr_frl.common.settings import (
+    Checked,
+    PathText,
+    SettingsError,
+    need,
+    reading,
+    reason_of,
+    require,
+    setting,
+    unknown,
 )
-from flwr_frl.task.data.images import (
-    FORM,
-    IMAGE_SUFFIXES,
-    INSPECTED,
-    Pictures,
-    common_shape,
-)
-from flwr_frl.task.data.images import Source as Picture
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Integers = npt.NDArray[np.int64]
+Pixels = npt.NDArray[np.uint8]
+Shape = tuple[int, int, int]
+
+PARTS = ("train", "test")
+ABOUT = "about.json"
+# Fields of a data set that the file `ABOUT` has.
+TEXTS = ("classes", "clients", "notes", "columns")
+# Larger integers are probably not classes.
+MAX_CLASSES = 100_000
+# An image that is not decoded yet: its name in messages, and a function that opens it.
+ImageFile = tuple[str, "Callable[[], Image]"]
+
+# Version of decoded images; a change invalidates those in the cache.
+FORM = "/4"
+# Number of images that decide whether a data set is grey.
+INSPECTED = 200
+# Bytes of decoded images held in memory at once.
+BLOCK = 16 * 2**20
+IMAGE_SUFFIXES = frozenset(
+    (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+)
 ARRAYS_FORM = (
     "train.npz and test.npz, each with images (uint8, n x height x width or n x height "
     "x width x channels) and labels (integers from 0), of one shape and the same "
     "classes in both, and in train.npz optionally the classes' names"
 )
 LAYOUT = "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
+
+EmnistSplit = Literal["balanced", "letters", "digits", "mnist", "byclass", "bymerge"]
+
+
+@dataclass(frozen=True)
+class DataSettings(Checked):
+    """Location of a data set and selection of its classes.
+
+    Parameters
+    ----------
+    data_dir : str, default ""
+        Directory of the data: the root of torchvision's data sets (by default in the
+        cache), an image folder, a folder with ``train.npz`` and ``test.npz``, or for
+        ``hf`` the folder to read instead of a hub data set.
+    cache_dir : str, default ""
+        Directory of decoded data sets; by default ``~/.cache/flwr-frl``.
+    num_classes : int, default 0
+        Number of classes to use, starting from the first; 0 uses all.
+    classes : str, default ""
+        Comma-separated names of an image folder's classes, for devices that lack some
+        of them; by default the names of the class folders.
+    emnist_split : {"balanced", "letters", "digits", "mnist", "byclass", "bymerge"}
+        Split of EMNIST that the task ``emnist`` uses; by default ``balanced``, with 47
+        classes. SRPFL (appendix, "Datasets") uses its first ten classes, the digits:
+        ``num-classes=10``.
+    image_size : int, default 0
+        Side in pixels, at most 4096, to which an image folder's images are resized; 0
+        uses the size of the first image.
+    """
+
+    data_dir: PathText = setting(
+        "", form="a directory", may_differ="on resume", per_device=True
+    )
+    cache_dir: PathText = setting(
+        "", form="a directory", may_differ="always", per_device=True
+    )
+    num_classes: int = setting(0, ge=0)
+    classes: str = setting("", form="names, separated by commas", safe=True)
+    emnist_split: EmnistSplit = setting("balanced")
+    image_size: int = setting(0, ge=0, le=4096)
+
+
+@dataclass(frozen=True)
+class ImageSet:
+    """Labelled images, or rows of a table.
+
+    Parameters
+    ----------
+    images : ndarray of uint8, shape (n, height, width, channels), or Pictures
+        The images, possibly not decoded yet. For a table, its float32 inputs of shape
+        (n, width), or (n, width, time) for windows; NaN if missing.
+    labels : ndarray of int64, shape (n,)
+        Class of each image, from 0; or float32, the number to predict from each row.
+    owners : ndarray of int64, shape (n,), optional
+        Client of each image, if the data is already split over clients.
+    """
+
+    images: Any
+    labels: npt.NDArray[Any]
+    owners: Integers | None = None
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.labels)
+
+    def __getitem__(self, rows: slice | Integers) -> "ImageSet":
+        """Return some of the images; a slice copies none of them."""
+        owners = None if self.owners is None else self.owners[rows]
+        return ImageSet(self.images[rows], self.labels[rows], owners)
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A training and a test set with the names of their classes.
+
+    Parameters
+    ----------
+    train, test : ImageSet
+        The two sets.
+    classes : tuple of str
+        Names of the classes, by label; empty if labels are numbers.
+    clients : tuple of str, default ()
+        Names of the clients if the data is already split over clients.
+    notes : tuple of str, default ()
+        Notices for users.
+    columns : tuple of str, default ()
+        Names of a table's input columns.
+    """
+
+    train: ImageSet
+    test: ImageSet
+    classes: tuple[str, ...]
+    clients: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+
+# Decoding of image files
+
+
+def upright(image: "Image") -> "Image":
+    """Load an image and rotate it in place as its EXIF orientation demands."""
+    from PIL import ImageOps
+
+    image.load()
+    # Damaged EXIF data must not make an image unreadable.
+    with suppress(Exception):
+        ImageOps.exif_transpose(image, in_place=True)
+    return image
+
+
+def pixels_of(image: "Image", channels: int, size: tuple[int, int]) -> Pixels:
+    """Return the pixels of an image, upright, resized and converted.
+
+    Parameters
+    ----------
+    image : PIL.Image.Image
+        The image. Images of 16 bits are reduced to their upper 8.
+    channels : {1, 3}
+        Grey or RGB.
+    size : tuple of int
+        Width and height in pixels.
+
+    Returns
+    -------
+    ndarray of uint8, shape (height, width, channels)
+        The pixels.
+
+    Raises
+    ------
+    ValueError
+        If pixels have 32 bits: their range is unknown.
+    """
+    from PIL import Image
+
+    image = upright(image)
+    if image.mode in ("I", "F"):
+        raise ValueError("its pixels are numbers of 32 bits; expected 8 or 16 bits")
+    if image.mode.startswith("I;16"):
+        # Pillow's conversion clips values above 255 to white.
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    converted = image.convert("L" if channels == 1 else "RGB")
+    if converted.size != size:
+        converted = converted.resize(size)
+    return np.array(converted).reshape(size[1], size[0], channels)
+
+
+def read_image(path: Path, channels: int, size: tuple[int, int]) -> Pixels:
+    """Return `pixels_of` a file. Damaged files raise nearly any exception."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return pixels_of(image, channels, size)
+
+
+def common_shape(sources: Iterable[ImageFile], size: int) -> Shape:
+    """Return the height, width and channels to which images are converted.
+
+    Parameters
+    ----------
+    sources : iterable of ImageFile
+        Some of the images. There are 3 channels if any of them has colours.
+    size : int
+        Side in pixels; 0 keeps the size of the first readable image.
+    """
+    first, channels = None, 1
+    for _, load in sources:
+        # Damaged files raise nearly any exception; `Pictures.write` reports them.
+        with suppress(Exception), load() as image:
+            first = first or upright(image).size
+            grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16")
+            channels = channels if grey else 3
+    width, height = (size, size) if size else first or (1, 1)
+    return height, width, channels
+
+
+class Pictures:
+    """Images that are decoded when they are written to the cache.
+
+    Parameters
+    ----------
+    sources : iterable of ImageFile
+        The images.
+    count : int
+        Their number.
+    shape : tuple of int
+        Height, width and channels to which they are converted.
+    """
+
+    def __init__(self, sources: Iterable[ImageFile], count: int, shape: Shape) -> None:
+        self.sources, self.count, self.shape = sources, count, shape
+
+    def write(self, file: BinaryIO) -> None:
+        """Decode the images in threads, and write them as an ``.npy`` file.
+
+        Raises
+        ------
+        SettingsError
+            If an image cannot be read.
+        """
+        from rich.progress import Progress
+
+        shape = self.count, *self.shape
+        header = {"descr": "|u1", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        size, sources = max(1, BLOCK // int(np.prod(self.shape))), iter(self.sources)
+        with (
+            ThreadPoolExecutor(os.cpu_count()) as pool,
+            Progress(transient=True) as bar,
+        ):
+            task = bar.add_task("Decoding images (once)", total=self.count)
+            # `map` decodes ahead, so blocks bound the memory.
+            while block := list(islice(sources, size)):
+                for pixels in pool.map(self._decoded, block):
+                    file.write(np.ascontiguousarray(pixels).data)
+                bar.advance(task, len(block))
+
+    def _decoded(self, source: ImageFile) -> Pixels:
+        place, load = source
+        height, width, channels = self.shape
+        with reading(f"image {place}", "data-dir"), load() as image:
+            return pixels_of(image, channels, (width, height))
+
+
+# The cache
+
+# Reads a data set from its source.
+Read = Callable[[], Dataset]
+
+
+def named_classes(names: str, found: Sequence[str]) -> tuple[str, ...]:
+    """Return the classes of the setting ``classes``; by default those in the data.
+
+    Raises
+    ------
+    SettingsError
+        If a name is repeated, or a class in the data is not named.
+    """
+    named = [name.strip() for name in names.split(",") if name.strip()]
+    unique = len(set(named)) == len(named)
+    require(unique, "classes", names, "names without duplicates")
+    for name in found if named else ():
+        if name not in named:
+            raise unknown("class", name, named, code="classes")
+    return tuple(named or found)
+
+
+def stamp(paths: Iterable[Path]) -> str:
+    """Return a key that changes when one of some files does."""
+    digest = hashlib.sha256()
+    for path in paths:
+        version = ""
+        # Decoding reports broken links.
+        with suppress(OSError):
+            stat = path.stat()
+            version = f"{stat.st_size}-{stat.st_mtime_ns}"
+        # Names need not be valid Unicode.
+        digest.update(os.fsencode(f"{os.fspath(path)}/{version}\n"))
+    return digest.hexdigest()
+
+
+def cache_root(settings: DataSettings) -> Path:
+    """Return the folder of the cache."""
+    if settings.cache_dir:
+        return Path(settings.cache_dir).expanduser()
+    return cache_folder()
+
+
+def load(key: str, read: Read, settings: DataSettings) -> Dataset:
+    """Load the chosen classes of a data set, from the cache if it is there.
+
+    Parameters
+    ----------
+    key : str
+        Identifies the data set's content; may contain names of files.
+    read : callable
+        Reads the data set from its source.
+    settings : DataSettings
+        Location of the cache, and number of classes.
+
+    Raises
+    ------
+    SettingsError
+        If the data cannot be read, the cache cannot be written, or the disk is full.
+    """
+    directory = cache_root(settings) / hashlib.sha256(os.fsencode(key)).hexdigest()[:24]
+    try:
+        dataset = _mapped(directory)
+    # Missing or truncated files
+    except (OSError, ValueError, EOFError):
+        try:
+            _write(read(), directory)
+        except OSError as error:
+            raise SettingsError(
+                f"the data cache {str(directory.parent)!r} cannot be written "
+                f"({error}); set cache-dir to a directory with enough space",
+                "cache-dir",
+            ) from None
+        dataset = _mapped(directory)
+    total = len(dataset.classes)
+    count = settings.num_classes or total
+    allowed = f"0 (all) or from 2 to {total}"
+    require(count == total or 2 <= count <= total, "num-classes", count, allowed)
+    return replace(
+        dataset,
+        train=_first_classes(dataset.train, count),
+        test=_first_classes(dataset.test, count),
+        classes=dataset.classes[:count],
+    )
+
+
+def _first_classes(examples: ImageSet, count: int) -> ImageSet:
+    """Return the examples of the first classes."""
+    if not count:
+        return examples
+    selected = examples.labels < count
+    # Images sorted by class stay memory-mapped: a slice copies nothing.
+    leading = bool((np.diff(selected.astype(np.int8)) <= 0).all())
+    return examples[slice(int(selected.sum())) if leading else np.flatnonzero(selected)]
+
+
+def _mapped(directory: Path) -> Dataset:
+    """Return the data set in a folder of the cache."""
+    about = json.loads((directory / ABOUT).read_text("utf-8"))
+    names = ("images", "labels", "owners") if about["clients"] else ("images", "labels")
+    train, test = (
+        ImageSet(
+            *(np.load(directory / f"{part}-{n}.npy", mmap_mode="r") for n in names)
+        )
+        for part in PARTS
+    )
+    texts = (tuple(about.get(name, ())) for name in TEXTS)
+    return Dataset(train, test, *texts)
+
+
+def _write(dataset: Dataset, directory: Path) -> None:
+    """Write the files of a data set; other processes may write the same ones."""
+    for part, examples in zip(PARTS, (dataset.train, dataset.test), strict=True):
+        for name, values in vars(examples).items():
+            if values is None:
+                continue
+            with atomic_file(directory / f"{part}-{name}.npy") as file:
+                if isinstance(values, Pictures):
+                    values.write(file)
+                else:
+                    np.save(file, np.ascontiguousarray(values), allow_pickle=False)
+    about = {name: getattr(dataset, name) for name in TEXTS}
+    write_atomically(directory / ABOUT, json.dumps(about).encode())
+
+
+# Sources of data sets
 
 
 def load_dataset(name: str, settings: DataSettings) -> Dataset:
@@ -173,7 +553,7 @@ def _numbered(names: Iterable[str], known: Sequence[str]) -> Integers:
     return np.array([places[name] for name in names])
 
 
-def _picture(path: Path) -> Picture:
+def _picture(path: Path) -> ImageFile:
     from PIL import Image
 
     return str(path), partial(Image.open, path)

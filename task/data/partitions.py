@@ -30,7 +30,7 @@ from flwr_frl.common.settings import (
     require,
     setting,
 )
-from flwr_frl.task.data.cache import Dataset
+from flwr_frl.task.data.datasets import Dataset
 
 Proportions = npt.NDArray[np.float64]
 Indices = list[npt.NDArray[np.int64]]

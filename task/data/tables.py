@@ -18,17 +18,21 @@ import numpy as np
 import numpy.typing as npt
 
 from flwr_frl.common.settings import SettingsError, need, reading, require, setting
-from flwr_frl.task.data.cache import (
+from flwr_frl.task.data.datasets import (
+    FORM,
+    INSPECTED,
     MAX_CLASSES,
     Dataset,
     DataSettings,
+    ImageFile,
     ImageSet,
     Integers,
+    Pictures,
     Read,
+    common_shape,
     named_classes,
     stamp,
 )
-from flwr_frl.task.data.images import FORM, INSPECTED, Pictures, Source, common_shape
 
 # Suffixes of files; a folder is read by the first of them for which it has files.
 FORMATS = (".parquet", ".arrow", ".csv", ".tsv", ".jsonl", ".json")
@@ -627,7 +631,7 @@ def _numbers(table: Table, column: str, missing: str) -> npt.NDArray[np.float32]
     return values
 
 
-def _sources(name: str, cells: Any, rows: Integers) -> Iterator[Source]:
+def _sources(name: str, cells: Any, rows: Integers) -> Iterator[ImageFile]:
     """Yield the images of a column, not decoded yet."""
     for row in rows.tolist():
         yield f"{row} of {name}", partial(_opened, cells[row])

@@ -15,9 +15,13 @@ from torch import nn
 
 from flwr_frl.common.settings import PathText, setting
 from flwr_frl.task.base import BaseTask
-from flwr_frl.task.data.cache import Dataset, DataSettings
-from flwr_frl.task.data.datasets import SOURCES, load_dataset
-from flwr_frl.task.data.images import read_image
+from flwr_frl.task.data.datasets import (
+    SOURCES,
+    Dataset,
+    DataSettings,
+    load_dataset,
+    read_image,
+)
 from flwr_frl.task.data.partitions import CLUSTERED, PartitionSettings, partition
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet

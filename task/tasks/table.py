@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from flwr_frl.common.settings import Setting, require, setting
 from flwr_frl.task.base import BaseTask
-from flwr_frl.task.data.cache import Dataset, load
+from flwr_frl.task.data.datasets import Dataset, load
 from flwr_frl.task.data.tables import (
     ColumnSettings,
     DataFrame,

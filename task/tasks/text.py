@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from flwr_frl.common.settings import Checked, PathText, reading, require, setting
 from flwr_frl.task.base import BaseTask
-from flwr_frl.task.data.cache import named_classes
+from flwr_frl.task.data.datasets import named_classes
 from flwr_frl.task.data.tables import HELD_OUT_SEED, class_name
 from flwr_frl.task.devices import CPU, seeded
 from flwr_frl.task.examples import ExampleSet

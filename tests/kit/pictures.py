@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from flwr_frl.task.data.cache import Dataset, DataSettings
-from flwr_frl.task.data.datasets import load_dataset
+from flwr_frl.task.data.datasets import Dataset, DataSettings, load_dataset
 
 
 def write_images(folder: Path, images: Iterable[np.ndarray], suffix="png") -> None:

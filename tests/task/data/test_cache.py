@@ -6,8 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flwr_frl.task.data.cache import ABOUT, DataSettings
-from flwr_frl.task.data.datasets import load_dataset
+from flwr_frl.task.data.datasets import ABOUT, DataSettings, load_dataset
 
 
 def digits(cache: Path):

@@ -14,10 +14,8 @@ from PIL import Image
 from refusals import code_of, refusal
 
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.task.data import images
-from flwr_frl.task.data.cache import DataSettings
-from flwr_frl.task.data.datasets import load_dataset
-from flwr_frl.task.data.images import Pictures
+from flwr_frl.task.data import datasets
+from flwr_frl.task.data.datasets import DataSettings, Pictures, load_dataset
 
 
 def write_image(path: Path, value: int, mode: str = "RGB", size: tuple = (4, 3)):
@@ -176,7 +174,7 @@ def test_full_disk_or_interrupt_is_repaired(
 
 def test_decoded_images_do_not_fill_the_memory(tmp_path, monkeypatch):
     # Two images of 128 x 128 x 3 bytes per block, while all images have 1.6 or 6.3 MB
-    monkeypatch.setattr(images, "BLOCK", 2 * 128 * 128 * 3)
+    monkeypatch.setattr(datasets, "BLOCK", 2 * 128 * 128 * 3)
     peaks = []
     for per_class in (8, 32):
         root = tmp_path / str(per_class)

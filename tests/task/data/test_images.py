@@ -6,8 +6,7 @@ from pictures import load, write_images
 from PIL import Image
 from refusals import refusal
 
-from flwr_frl.task.data.cache import Dataset
-from flwr_frl.task.data.images import read_image
+from flwr_frl.task.data.datasets import Dataset, read_image
 
 GREY, RED = np.full((4, 4), 90, np.uint8), np.full((4, 4, 3), (200, 0, 0), np.uint8)
 # Tag 274 is the orientation; 6 requires a clockwise rotation.

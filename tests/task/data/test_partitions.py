@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from refusals import code_of
 
-from flwr_frl.task.data.cache import Dataset, ImageSet
+from flwr_frl.task.data.datasets import Dataset, ImageSet
 from flwr_frl.task.data.partitions import (
     PARTITIONS,
     PartitionSettings,
