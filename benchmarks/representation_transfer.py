@@ -17,8 +17,7 @@ from flwr_frl.common.settings import Setting, resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.loop import run_rounds
-from flwr_frl.task.tasks.linear import principal_angle_distance
-from flwr_frl.task.tasks.transfer import TransferTask
+from flwr_frl.task.tasks.linear import TransferTask, principal_angle_distance
 from flwr_frl.task.transfer import (
     basis,
     halves,

@@ -33,9 +33,8 @@ from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import copy_sharing_frozen
 from flwr_frl.task.resident import test_examples
-from flwr_frl.task.tasks.linear import RegressionTask
+from flwr_frl.task.tasks.linear import RegressionTask, TransferTask
 from flwr_frl.task.tasks.text import PositionwiseLinear
-from flwr_frl.task.tasks.transfer import TransferTask
 from flwr_frl.task.training.local_training import evaluation_size, train
 from flwr_frl.task.transfer import (
     Role,

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, Self, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
@@ -178,8 +179,9 @@ class ExampleSet:
             torch.randperm(len(self))[: max(1, round(share * len(self)))]
         )
 
-    def subset(self, index: Tensor) -> Self:
-        """Return the examples at some indices (int64), without copying inputs."""
+    def subset(self, index: Tensor | npt.NDArray[np.int64]) -> Self:
+        """Return the examples at some indices, without copying inputs."""
+        index = torch.as_tensor(index)
         rows = index if self.rows is None else self.rows[index]
         return replace(self, targets=self.targets[index], rows=rows)
 

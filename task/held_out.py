@@ -7,7 +7,6 @@ from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
-import torch
 
 from flwr_frl.common.settings import Checked, require, setting
 from flwr_frl.task.base import Task
@@ -126,10 +125,8 @@ def split(
     if not overlap:
         rng = np.random.default_rng([settings.seed, client, VALIDATION])
         order = rng.permutation(n)
-    train, validation = (
-        examples.subset(torch.from_numpy(np.sort(index)))
-        for index in (order[:kept], order[n - count :])
-    )
+    train = examples.subset(np.sort(order[:kept]))
+    validation = examples.subset(np.sort(order[n - count :]))
     return train, validation.without_augmentation()
 
 
@@ -153,8 +150,7 @@ def fewer(task: Task, client: int, share: float, seed: int) -> Task:
     examples = task.train_examples(client)
     n = len(examples)
     order = np.random.default_rng([seed, client, FEWER]).permutation(n)
-    index = np.sort(order[: max(1, int(n * share + 0.5))])
-    subset = examples.subset(torch.from_numpy(index))
+    subset = examples.subset(np.sort(order[: max(1, int(n * share + 0.5))]))
     return changed(task, {"train_examples": lambda other: subset})
 
 

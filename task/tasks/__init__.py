@@ -23,11 +23,10 @@ from flwr_frl.task.devices import seeded
 from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
 from flwr_frl.task.models.adapters import AdapterSettings, with_adapters
 from flwr_frl.task.tasks.image import ImageTask
-from flwr_frl.task.tasks.linear import FromLinearTable, LinearTask
+from flwr_frl.task.tasks.linear import FromLinearTable, LinearTask, TransferTask
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup
 from flwr_frl.task.tasks.table import FromTable
 from flwr_frl.task.tasks.text import TextTask, TransformerText
-from flwr_frl.task.tasks.transfer import TransferTask
 
 # The name of a task, and the settings that it reads with their values.
 TaskKey = tuple[str, tuple[tuple[str, Setting], ...]]

@@ -1,7 +1,8 @@
 """Linear regression: on data of one's own, or synthetic with true models φ_i.
 
 Synthetic data: FedRep, section 5.1 (``low-rank``, with φ_i = B* w*_i); FLUTE, section
-7.1 (``gaussian``) and appendix C.1 (``decaying``).
+7.1 (``gaussian``) and appendix C.1 (``decaying``); sources and targets of Table 5.1 of
+Singh, UCLA 2024, chapter 5 (``transfer``).
 """
 
 from abc import abstractmethod
@@ -21,9 +22,15 @@ from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.tasks.table import FromTable, TableSettings, TableTask
+from flwr_frl.task.transfer import Role, is_source
 from flwr_frl.task.types import Loss
 
 Matrix = npt.NDArray[np.float64]
+# Inputs x and outputs y.
+Sample = tuple[Matrix, Matrix]
+Metrics = dict[str, bool | bytes | float | int | str]
+# Loss, number of examples, and metrics of a learned model.
+Tested = tuple[float, int, Metrics]
 
 
 def orthonormal(b: Matrix) -> Matrix:
@@ -65,9 +72,7 @@ class RegressionTask(BaseTask):
     test_samples: int | None = None
 
     @abstractmethod
-    def draw(
-        self, client: int, draw: int = 0, samples: int | None = None
-    ) -> tuple[Matrix, Matrix]:
+    def draw(self, client: int, draw: int = 0, samples: int | None = None) -> Sample:
         """Draw examples of a client.
 
         Parameters
@@ -121,9 +126,7 @@ class RegressionTask(BaseTask):
         spread = float(y.var()) or 1.0
         return [spread, *(float(np.mean((y - x @ m) ** 2)) / spread for m in models)]
 
-    def compare(
-        self, client: int, b: Matrix, w: Matrix
-    ) -> tuple[float, int, dict[str, bool | bytes | float | int | str]]:
+    def compare(self, client: int, b: Matrix, w: Matrix) -> Tested:
         """Test a learned model B w on a client's test examples.
 
         Parameters
@@ -255,9 +258,7 @@ class LinearTask(Checked, RegressionTask):
         residual: Matrix = self.models - u @ (u.T @ self.models)
         return np.asarray(np.linalg.norm(residual, axis=0))
 
-    def draw(
-        self, client: int, draw: int = 0, samples: int | None = None
-    ) -> tuple[Matrix, Matrix]:
+    def draw(self, client: int, draw: int = 0, samples: int | None = None) -> Sample:
         """Draw x ~ N(0, I_d) and y = φ_iᵀ x + noise."""
         rng = np.random.default_rng([self.seed, 0xD4A3, client, draw])
         n = samples or self.samples
@@ -265,9 +266,7 @@ class LinearTask(Checked, RegressionTask):
         noise = rng.standard_normal(n) * np.sqrt(self.noise_variance)
         return x, x @ self.models[:, client] + noise
 
-    def compare(
-        self, client: int, b: Matrix, w: Matrix
-    ) -> tuple[float, int, dict[str, bool | bytes | float | int | str]]:
+    def compare(self, client: int, b: Matrix, w: Matrix) -> Tested:
         """Compare a learned model B w with a client's true one.
 
         A subclass with another `draw` has no true models; see `RegressionTask.compare`.
@@ -285,15 +284,132 @@ class LinearTask(Checked, RegressionTask):
         if type(self).draw is not LinearTask.draw:
             return super().compare(client, b, w)
         error = float(np.linalg.norm(b @ w - self.models[:, client]))
-        return (
-            error**2 / 2,
-            self.samples,
-            {
-                "distance": principal_angle_distance(b, self.representation),
-                "error": error,
-                "error-best": float(self.best_errors[client]),
-            },
-        )
+        distance = principal_angle_distance(b, self.representation)
+        best = float(self.best_errors[client])
+        metrics: Metrics = {"distance": distance, "error": error, "error-best": best}
+        return error**2 / 2, self.samples, metrics
+
+
+@dataclass(frozen=True)
+class TransferTask(Checked, RegressionTask):
+    """Source and target tasks with a nearly common representation (section 5.5.1).
+
+    V* (d × q) has standard normal entries. Sources have θ*_i = V* w_i with x ~ N(0, I).
+    Targets have θ* = u + v with u = V* w, v ~ N(0, σ_T² I) and x ~ N(0, Σ_T), where Σ_T
+    has the eigenvalues exp(−j/τ) + 1e-4. Outputs are y = xᵀ θ* + N(0, σ²).
+
+    We made these choices where the dissertation is not specific:
+
+    - Heads are w ~ N(0, I/q), so that E‖u‖² = d.
+    - The ratio in dB is the power ratio 10 log₁₀ (E‖u‖² / E‖v‖²), so that
+      σ_T² = 10^(−ratio/10).
+    - v is not projected out of the span, which contains q/d of its power; the
+      dissertation states only "Gaussian with covariance I σ_T²".
+    - Σ_T is diagonal, without loss of generality: V*, w and v are rotation invariant.
+    - The inputs of sources, which Table 5.1 does not need, are white. Assumption 11
+      then holds with r = 1 / λ_max(Σ_T).
+    - σ² is a parameter.
+
+    A client's data depend on the seed and its index, and are drawn on demand.
+
+    Parameters
+    ----------
+    dimension : int, default 10
+        Input dimension d.
+    rank : int, default 2
+        Dimension q of the sources' span.
+    num_sources : int, default 10
+        Clients below this index are sources, the others are targets.
+    source_samples : int, default 100
+        Training samples of a source, n_S.
+    target_samples : int, default 8
+        Training samples of a target for both phases, n_T.
+    ratio_db : float, default 20
+        In-out mixture ratio in dB.
+    tau : float, default 1
+        Decay τ of the eigenvalues.
+    noise_variance : float, default 1e-3
+        σ² > 0, since errors are relative to the error of θ*.
+    seed : int, default 0
+        Seed of all random values.
+    role : {"auto", "source", "target"}, default "auto"
+        Role of every client, for a device's own data; ``auto`` decides by the index.
+
+    Raises
+    ------
+    SettingsError
+        If a value is out of range.
+    """
+
+    dimension: int = setting(10, ge=1)
+    rank: int = setting(2, ge=1)
+    num_sources: int = setting(10, ge=0)
+    source_samples: int = setting(100, ge=1)
+    # At least one per phase.
+    target_samples: int = setting(8, ge=2)
+    ratio_db: float = setting(20.0)
+    tau: float = setting(1.0, gt=0)
+    noise_variance: float = setting(1e-3, gt=0)
+    seed: int = setting(0, ge=0)
+    role: Role = setting("auto")
+
+    test_draw = 1
+    test_samples = 500
+
+    def __post_init__(self) -> None:
+        """Check the ranges."""
+        super().__post_init__()
+        allowed = f"from 1 to {self.dimension}, the dimension"
+        require(self.rank <= self.dimension, "rank", self.rank, allowed)
+        samples = self.source_samples, self.target_samples, self.test_samples
+        longest = max(self.rank, *samples)
+        what = "dimension times the largest of rank and samples"
+        require_drawable(self.dimension * longest, what)
+
+    @cached_property
+    def span(self) -> Matrix:
+        """V*, shape (dimension, rank)."""
+        rng = np.random.default_rng([self.seed, 0x7A51])
+        return rng.standard_normal((self.dimension, self.rank))
+
+    @cached_property
+    def eigenvalues(self) -> Matrix:
+        """Eigenvalues of Σ_T, shape (dimension,)."""
+        decay: Matrix = np.exp(-np.arange(1, self.dimension + 1) / self.tau)
+        return decay + 1e-4
+
+    def is_source(self, client: int) -> bool:
+        """Return whether a client is a source."""
+        return is_source(self.role, client, self.num_sources)
+
+    def model(self, client: int) -> Matrix:
+        """Return a client's true model θ*, shape (dimension,)."""
+        rng = np.random.default_rng([self.seed, 0x7A52, client])
+        u: Matrix = self.span @ (rng.standard_normal(self.rank) / np.sqrt(self.rank))
+        if self.is_source(client):
+            return u
+        return u + rng.standard_normal(self.dimension) * 10 ** (-self.ratio_db / 20)
+
+    def draw(self, client: int, draw: int = 0, samples: int | None = None) -> Sample:
+        """Return samples of a client: draw 0 for training, draw 1 for testing."""
+        source = self.is_source(client)
+        n = samples or (self.source_samples if source else self.target_samples)
+        rng = np.random.default_rng([self.seed, 0x7A53, client, draw])
+        x = rng.standard_normal((n, self.dimension))
+        if not source:
+            x *= np.sqrt(self.eigenvalues)
+        outputs = x @ self.model(client)
+        noise = rng.standard_normal(outputs.shape) * np.sqrt(self.noise_variance)
+        return x, outputs + noise
+
+    def errors(self, client: int, *models: Matrix) -> list[float]:
+        """Return the test errors of models relative to that of θ* (Table 5.1).
+
+        The first is the mean squared error of θ* on 500 test samples.
+        """
+        x, y = self.draw(client, 1, self.test_samples)
+        mse = [float(np.mean((y - x @ m) ** 2)) for m in (self.model(client), *models)]
+        return [mse[0], *(error / mse[0] for error in mse[1:])]
 
 
 class LinearData(RegressionTask):
@@ -316,8 +432,8 @@ class LinearData(RegressionTask):
 
     def __init__(
         self,
-        train: Sequence[tuple[Matrix, Matrix]],
-        test: Sequence[tuple[Matrix, Matrix]],
+        train: Sequence[Sample],
+        test: Sequence[Sample],
         rank: int = 2,
         seed: int = 0,
     ) -> None:
@@ -329,9 +445,8 @@ class LinearData(RegressionTask):
         widths = {x.shape[1] for part in self._sets for x, _ in part}
         allowed = "one number for all clients"
         require(len(widths) == 1, "the number of inputs", widths, allowed, "inputs")
-        finite = all(
-            np.isfinite(a).all() for part in self._sets for xy in part for a in xy
-        )
+        arrays = [array for part in self._sets for pair in part for array in pair]
+        finite = all(np.isfinite(array).all() for array in arrays)
         require(finite, "x or y", "nan", "finite numbers", "missing")
         targets = np.concatenate([y for _, y in self._sets[0]])
         varies = np.ptp(targets) > 0
@@ -339,9 +454,7 @@ class LinearData(RegressionTask):
         allowed = f"from 1 to {self.dimension}, the number of inputs"
         require(1 <= rank <= self.dimension, "rank", rank, allowed)
 
-    def draw(
-        self, client: int, draw: int = 0, samples: int | None = None
-    ) -> tuple[Matrix, Matrix]:
+    def draw(self, client: int, draw: int = 0, samples: int | None = None) -> Sample:
         """Return a client's test data for ``test_draw``, else its training data."""
         return self._sets[draw == self.test_draw][client]
 
@@ -371,12 +484,10 @@ class FromLinearTable(FromTable):
         is_number = is_number and len(table.shape) == 1
         allowed = 'number for linear regression: set label-type="number", and no window'
         require(is_number, "label-type", settings.label_type, allowed)
-        sets = [
-            [part(i) for i in range(max(1, num_clients))]
-            for part in (table.train_examples, table.test_examples)
-        ]
-        arrays = [[_with_ones(examples) for examples in part] for part in sets]
-        task = LinearData(arrays[0], arrays[1], settings.rank, settings.seed)
+        clients = range(max(1, num_clients))
+        train = [_with_ones(table.train_examples(i)) for i in clients]
+        test = [_with_ones(table.test_examples(i)) for i in clients]
+        task = LinearData(train, test, settings.rank, settings.seed)
         task.client_names, task.notes = table.client_names, table.notes
         return task
 
@@ -388,6 +499,6 @@ class FromLinearTable(FromTable):
         return {**values, "dimension": dataset.train.images.shape[1] + 1}
 
 
-def _with_ones(examples: ExampleSet) -> tuple[Matrix, Matrix]:
+def _with_ones(examples: ExampleSet) -> Sample:
     x, y = examples.inputs.double().numpy(), examples.targets.double().numpy()
     return np.column_stack([x, np.ones(len(x))]), y[:, 0]

@@ -320,7 +320,7 @@ class TextTask(FileTask):
         if self.labelled:
             examples = self._labelled(path)
             cut = len(examples) - int(len(examples) * TEST_FRACTION)
-            rows = torch.arange(len(examples))
+            rows = np.arange(len(examples))
             return examples.subset(rows[:cut]), examples.subset(rows[cut:])
         with reading(path, "data-dir"):
             codes = _characters(path.read_text(encoding="utf-8-sig"))
@@ -399,11 +399,8 @@ class TransformerText(FileTask):
         n = len(examples)
         order = np.random.default_rng([HELD_OUT_SEED, n]).permutation(n)
         cut = n - int(n * self.settings.test_fraction + 0.5)
-        train, test = (
-            examples.subset(torch.from_numpy(np.sort(rows)))
-            for rows in (order[:cut], order[cut:])
-        )
-        return train, test
+        train, test = np.sort(order[:cut]), np.sort(order[cut:])
+        return examples.subset(train), examples.subset(test)
 
     def _tokens(self, texts: list[str]) -> Tensor:
         encoded = self.tokenizer(

@@ -12,7 +12,7 @@ from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.loop import run_rounds
-from flwr_frl.task.tasks.transfer import TransferTask
+from flwr_frl.task.tasks.linear import TransferTask
 
 WEIGHT = "representation.weight"
 SMALL = {"dimension": 12, "rank": 2, "num_sources": 4, "num_clients": 7}

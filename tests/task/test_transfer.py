@@ -6,7 +6,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from refusals import code_of
 
-from flwr_frl.task.tasks.transfer import TransferTask
+from flwr_frl.task.tasks.linear import TransferTask
 from flwr_frl.task.transfer import (
     basis,
     phase_one,
