@@ -6,6 +6,7 @@ are not finite, and heads that are not last. Models, losses and metrics are the 
 and may raise any exception.
 """
 
+import math
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +84,9 @@ def try_examples(task: "Task", examples: ExampleSet, training: bool) -> Tensor:
     """
     model = copy_sharing_frozen(task.scratch_model).eval()
     inputs, targets = next(examples.batches(EVALUATION_BATCH))
-    outputs = _try(task, model, inputs, targets, needs_finite=True)
+    outputs, loss = _try(task, model, inputs, targets)
+    # The targets of fewer examples may all be ignored.
+    require(math.isfinite(loss), "the loss of the first batch", loss, "a finite number")
     try_metrics(task, outputs, targets)
     # Batch norms refuse to train on a single example.
     if training and len(inputs) > 1:
@@ -102,13 +105,9 @@ def try_examples(task: "Task", examples: ExampleSet, training: bool) -> Tensor:
 
 
 def _try(
-    task: "Task",
-    model: SplitModel,
-    inputs: Tensor,
-    targets: Tensor,
-    needs_finite: bool = False,
-) -> Tensor:
-    """Return the outputs; in training mode, gradients must exist as well."""
+    task: "Task", model: SplitModel, inputs: Tensor, targets: Tensor
+) -> tuple[Tensor, float]:
+    """Return outputs and loss; in training mode, gradients must exist as well."""
     try:
         outputs = model(inputs)
         _check_shapes(task, outputs, targets)
@@ -116,7 +115,7 @@ def _try(
             # torch broadcasts (n, 1) and (n,) to (n, n), and only warns.
             warnings.filterwarnings("error", message="Using a target size")
             loss = task.loss(outputs, targets)
-        is_finite_loss = bool(loss.isfinite().item())
+        value = float(loss.item())
         if model.training:
             torch.autograd.backward(loss)
     except SettingsError:
@@ -128,12 +127,7 @@ def _try(
             f"the model or the loss fails in {mode} with inputs of type and shape "
             f"{forms[0]} and targets of {forms[1]}: {reason_of(error)}"
         ) from error
-    # The targets of few examples may all be ignored.
-    if needs_finite and not is_finite_loss:
-        line = f"the loss of the first batch is {loss.item()}; expected finite"
-        raise SettingsError(line)
-    result: Tensor = outputs.detach()
-    return result
+    return outputs.detach(), value
 
 
 def _check_shapes(task: "Task", outputs: Any, targets: Tensor) -> None:

@@ -173,8 +173,9 @@ def clustered(
 ) -> Proportions:
     """Return equal proportions of every class, for clients in ``label_groups`` groups.
 
-    The groups differ in the meaning of the labels (`PartitionSettings.labels`), not in
-    the mix of classes. There must be at most as many groups as classes and as clients.
+    The groups differ in the meaning of the labels (`PartitionSettings.label_shift`),
+    not in the mix of classes. There must be at most as many groups as classes and as
+    clients.
     """
     allowed = f"at most {min(classes, clients)}, the number of classes or of clients"
     valid = s.label_groups <= min(classes, clients)
@@ -246,26 +247,18 @@ class PartitionSettings(Checked):
     client_examples: int = setting(0, ge=0)
     client_examples_spread: int = setting(0, ge=0)
 
-    def labels(
-        self,
-        labels: npt.NDArray[np.int64],
-        client: int,
-        num_classes: int,
-        num_clients: int,
-    ) -> npt.NDArray[np.int64]:
-        """Return the labels of a client's examples as the client sees them.
+    def label_shift(self, client: int, num_clients: int) -> int:
+        """Return the number that is added to a client's labels, modulo the classes.
 
-        Only ``clustered`` changes them, of training and test examples alike: group g
+        Only ``clustered`` changes labels, of training and test examples alike: group g
         of the label groups sees y + g mod C. Groups are contiguous and nearly equal,
         and group 0 has the original labels. No two groups agree on the label of any
         example, so a single model cannot fit two groups. IFCA (Ghosh et al., NeurIPS
         2020) and FedAMP (Huang et al., AAAI 2021) are designed for clients with
         conflicting labels; IFCA's own experiments rotate the images instead.
         """
-        if self.partition != CLUSTERED:
-            return labels
-        group = client * self.label_groups // num_clients
-        return (labels + group) % num_classes
+        is_clustered = self.partition == CLUSTERED
+        return client * self.label_groups // num_clients if is_clustered else 0
 
     def unused(self, is_split: bool) -> dict[str, str]:
         """Return the settings that have no effect, and the reason.

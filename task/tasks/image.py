@@ -123,13 +123,9 @@ class PartitionedTask(BaseTask):
     def initial_model(self) -> SplitModel:
         """Return a new model with initial values from the seed or from ``weights``."""
         with seeded(self.seed):
-            model = build_model(
-                self.model_name,
-                self.shape,
-                self.num_classes,
-                self.head_layers,
-                self.model_head,
-            )
+            form = self.shape, self.num_classes
+            head = self.head_layers, self.model_head
+            model = build_model(self.model_name, *form, *head)
         if self.settings.weights:
             load_weights(model, self.settings.weights, self.model_name)
         return model
@@ -148,12 +144,11 @@ class PartitionedTask(BaseTask):
 
     def _labels(self, labels: npt.NDArray[Any], client: int) -> npt.NDArray[Any]:
         """Return labels as a client sees them."""
+        shift = self.settings.label_shift(client, len(self.train))
         # A data set that comes split over clients is not partitioned.
-        if self.dataset.clients:
+        if self.dataset.clients or not shift:
             return labels
-        counts = self.num_classes, len(self.train)
-        seen: npt.NDArray[Any] = self.settings.labels(labels, client, *counts)
-        return seen
+        return np.asarray((labels + shift) % self.num_classes)
 
 
 class ImageTask(PartitionedTask):

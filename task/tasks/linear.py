@@ -215,7 +215,6 @@ class LinearTask(Checked, RegressionTask):
         super().__post_init__()
         allowed = f"from 1 to {self.dimension}, the dimension"
         require(self.rank <= self.dimension, "rank", self.rank, allowed)
-        require(self.num_clients >= 0, "num-clients", self.num_clients, "at least 0")
         longest = max(self.rank, self.samples, self.num_clients, self.test_samples)
         product = "dimension times the largest of rank, samples and num-clients"
         require_drawable(self.dimension * longest, product)

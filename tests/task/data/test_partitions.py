@@ -2,6 +2,7 @@
 
 from math import gcd
 
+import named_tasks
 import numpy as np
 import pytest
 from hypothesis import given
@@ -224,7 +225,7 @@ def test_unused_settings_do_not_change_the_partition(name):
 
     def seen(**settings):
         chosen, parts = PartitionSettings(**settings), split_of(*data, **settings)[0]
-        return [(p, chosen.labels(train[p], i, 6, 12)) for i, p in enumerate(parts)]
+        return [(p, train[p] + chosen.label_shift(i, 12)) for i, p in enumerate(parts)]
 
     first = seen(**usual)
     unused = PartitionSettings(**usual).unused(is_split=False)
@@ -275,10 +276,16 @@ def test_clustered_partition_is_even_and_shifts_labels_of_groups():
     assert_disjoint_and_complete(parts, 24)
     for client, part in enumerate(parts):
         assert np.bincount(labels[part]).tolist() == [1, 1, 1, 1]
-        seen = settings.labels(labels[part], client, 4, 6)
-        assert seen.tolist() == [(y + client // 2) % 4 for y in labels[part].tolist()]
+        assert settings.label_shift(client, 6) == client // 2
     other = PartitionSettings(partition="iid", label_groups=3)
-    assert other.labels(labels, 5, 4, 6) is labels
+    assert other.label_shift(5, 6) == 0
+    plain, task = (
+        named_tasks.task_of("digits", 6, partition=name, label_groups=3)
+        for name in ("iid", "clustered")
+    )
+    for examples in ("train_examples", "test_examples"):
+        expected = (getattr(plain, examples)(5).targets + 2) % 10
+        assert getattr(task, examples)(5).targets.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("name", ["shards", "distinct-shards"])

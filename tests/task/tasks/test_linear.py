@@ -124,7 +124,6 @@ def test_from_settings():
         ({"rank": 0}, "rank"),
         ({"samples": 0}, "samples"),
         ({"noise_variance": -1.0}, "noise-variance"),
-        ({"num_clients": -1}, "num-clients"),
         ({"spectrum": "flat"}, "spectrum"),
         ({"dimension": 2**20, "samples": 2**20}, "too-many-numbers"),
     ],
