@@ -268,10 +268,9 @@ def read_inputs(
     path = source if isinstance(source, Path) else Path("data frame")
     with reading(path, "file"):
         rows = _read(path) if isinstance(source, Path) else arrow_table(source)
-    names = ", ".join(rows.column_names)
-    allowed = f"also {', '.join({*columns} - {*rows.column_names})} among them"
-    is_complete = {*columns} <= {*rows.column_names}
-    require(is_complete, f"the list of columns of {path}", names, allowed, "columns")
+    if absent := [name for name in columns if name not in rows.column_names]:
+        has = f"it has the columns {_listed(rows.column_names)}"
+        raise SettingsError(f"{str(path)!r} lacks {_listed(absent)}; {has}", "columns")
     table = Table(rows, len(rows), [(path, len(rows))])
     return np.concatenate([_numbers(table, name, missing) for name in columns], axis=1)
 
