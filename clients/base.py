@@ -129,14 +129,6 @@ class ClientTraits:
     supports_example_dp: bool = False
     assumes_sgd: bool = False
 
-    def check(self, task: Task) -> None:
-        """Raise `SettingsError` if the task does not meet the requirements."""
-        generic = not any(isinstance(check, TaskOf) for check in self.requires)
-        if generic and (reason := task.untrainable):
-            raise SettingsError(f"there is nothing to train on; {reason}")
-        for check in self.requires:
-            check(task)
-
     def check_settings(self, settings: Settings) -> None:
         """Raise `SettingsError` for settings that the algorithm does not support."""
         algorithm = settings["algorithm"]
@@ -202,6 +194,8 @@ class Client(NumPyClient):
     _traits: ClassVar[ClientTraits] = ClientTraits()
     # Example-level privacy, set by the runtime if ``dp-noise`` is above 0.
     _private: PrivateTraining | None = None
+    # Makes a call of `train`, if possible with other clients that train together.
+    _make: Any = staticmethod(make)
     # True if a device loads its own data, False for a partition of a common data set.
     _own_data = False
 
@@ -225,7 +219,12 @@ class Client(NumPyClient):
     def __init__(
         self, task: Task, index: int, state: PersonalState, settings: Any
     ) -> None:
-        self._traits.check(task)
+        requires = self._traits.requires
+        generic = not any(isinstance(check, TaskOf) for check in requires)
+        if generic and (reason := task.untrainable):
+            raise SettingsError(f"there is nothing to train on; {reason}")
+        for check in requires:
+            check(task)
         self.task = task
         self.settings = settings
         self.model: SplitModel = scratch_model(task)
@@ -503,13 +502,8 @@ class Client(NumPyClient):
         if learning_rate is not None:
             sgd = replace(sgd, learning_rate=learning_rate)
         examples, terms = examples.on(self._device), (regularizer, correction)
-        return self._make(
-            TrainCall(self.model, part, examples, loss, epochs, sgd, *terms)
-        )
-
-    def _make(self, call: TrainCall) -> float:
-        """Make a call, privately or with other clients that train together."""
-        made: float = self._private.train(call) if self._private else make(call)
+        call = TrainCall(self.model, part, examples, loss, epochs, sgd, *terms)
+        made: float = self._private.train(call) if self._private else self._make(call)
         return made
 
     # Values of one client, which `flwr_frl.clients.device.rows` has for several.

@@ -254,8 +254,9 @@ def personal_state(
     context: Context, setup: Setup, config: Mapping[str, Any]
 ) -> PersonalState:
     """Return a client's state; see `build_client`."""
-    directory, about = directory_of(context, setup, config), dict[str, str]()
-    if directory:
+    directory, about = None, dict[str, str]()
+    if setup.states or "state-dir" in context.node_config:
+        directory = directory_of(context, setup, config)
         task = built_task(setup.task, setup.num_clients)
         about = about_state(task, setup.partition, setup.kind)
     rounds = config.get(keys.ACKNOWLEDGED_ROUND), config.get(keys.CHECKPOINT_ROUND, 0)

@@ -155,6 +155,6 @@ ONE_HEAD_EACH = ["fedcp", "fedpac", "flute", "flute-star"]
 @pytest.mark.parametrize("algorithm", ONE_HEAD_EACH)
 def test_shared_weight_is_rejected_if_each_client_has_a_head(algorithm):
     client = client_class(resolve({"algorithm": algorithm, **TIED}))
-    assert code_of(lambda: client._traits.check(tied(2))) == "tied-head"
+    assert code_of(lambda: client(tied(2), 0, None, None)) == "tied-head"
     with pytest.raises(SettingsError, match="tied weights"):
         run(algorithm, 1, **TIED)
