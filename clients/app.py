@@ -1,7 +1,7 @@
 """Translates between Flower's messages and calls of a NumPyClient."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from logging import ERROR
 from typing import Any, cast
 
@@ -29,7 +29,7 @@ from flwr_frl.clients.device.setup import (
     properties_of,
     torch_seed,
 )
-from flwr_frl.clients.simulated import join
+from flwr_frl.clients.device.state import versions_in
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
     entries_of,
@@ -40,9 +40,10 @@ from flwr_frl.common.arrays import (
 )
 from flwr_frl.common.run_cache import begin_run, current_run
 from flwr_frl.common.secure.messages import SECURE
-from flwr_frl.common.settings import Settings, SettingsError
+from flwr_frl.common.settings import Resolved, Settings, SettingsError, require
 from flwr_frl.task import devices
 from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
+from flwr_frl.task.held_out import fewer
 from flwr_frl.task.training.cohort import each_together
 
 # Code of an error reply, as of Flower's for an app that has failed.
@@ -71,12 +72,11 @@ class App(ClientApp):
 
     def read_message(self, message: Message, context: Context) -> tuple[Setup, Config]:
         """Return a client's settings and its message's config; use its device."""
-        record = message.content.get(keys.CONFIG)
-        record = record if isinstance(record, ConfigRecord) else ConfigRecord()
+        config = check_config(message.content.get(keys.CONFIG, ConfigRecord()))
         # Only flwr-frl's ServerApp sends the name of the run.
-        setup = client_setup(context, self.run_config, keys.RUN in record)
+        setup = client_setup(context, self.run_config, keys.RUN in config)
         self._use_device(setup)
-        return setup, check_config(record)
+        return setup, config
 
     @staticmethod
     def _use_device(setup: Setup) -> None:
@@ -227,8 +227,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         setup, client, config = open_message(message, context)
         client.settings = setup.in_round(client.settings, config)
         result = client.fit(unpack(message, client), config)
-        records = pack(message, client, result)
-        reply = reply_with(records, message)
+        reply = reply_with(pack(message, client, result), message)
         return masked(reply, Asked(setup, message, context)) if is_secure else reply
 
     @app.evaluate()
@@ -241,8 +240,14 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
     def newcomer(message: Message, context: Context) -> Message:
         setup, client, config = open_message(message, context)
         arrays, seed = unpack(message, client), int(setup.run["seed"])
-        result = join(client, arrays, config, seed)
-        return evaluation_reply(message, client, result)
+        # The share of the training examples that is used.
+        share = float(config.get(keys.SHARE, 1.0))
+        client.task = fewer(client.task, client._index, share, seed)
+        client._receive(arrays, config)
+        client.personalize()
+        loss, n, metrics = client._test(client.deployed_model())
+        metrics[keys.FITTED] = len(client.task.train_examples(client._index))
+        return evaluation_reply(message, client, (loss, n, metrics))
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -294,11 +299,68 @@ def evaluation_reply(
 ) -> Message:
     """Return the reply to an evaluation, with the ε that private training has spent."""
     loss, n, metrics = result
-    spent = client._private.epsilon() if client._private else None
-    epsilon: Config = {} if spent is None else {keys.EXAMPLE_EPSILON: spent}
-    all_metrics = {"loss": loss, **metrics, **epsilon}
-    records = pack_metrics(client, n, all_metrics)
-    return reply_with(records, message)
+    metrics = {"loss": loss, **metrics}
+    if client._private:
+        metrics[keys.EXAMPLE_EPSILON] = client._private.epsilon()
+    return reply_with(pack_metrics(client, n, metrics), message)
+
+
+# Only in simulation
+
+
+def try_out(settings: Resolved, num_clients: int) -> list[Client]:
+    """Build and check the first client of each of ``client-models``.
+
+    Raises `SettingsError` if a model cannot be built, or its shared arrays differ from
+    the first one's.
+    """
+    models = str(settings.get("client-models", "")).split()
+    clients: list[Client] = []
+    for i in range(min(max(1, len(models)), num_clients)):
+        node = {"partition-id": i, "num-partitions": num_clients}
+        context = Context(0, 0, {**node}, RecordDict(), {})
+        clients.append(build_client(context, client_setup(context, settings), {}))
+        clients[i].get_properties({})
+        both = clients[0]._structure(), clients[i]._structure()
+        for first, other in zip(*both, strict=True):
+            allowed = f"such that all share the same, not {first} and {other}"
+            require(first == other, "client-models", settings["client-models"], allowed)
+    return clients
+
+
+def keep(
+    contexts: Iterable[Context],
+    settings: Resolved,
+    run: str,
+    acknowledged: Mapping[str, int],
+) -> bool:
+    """Write the states that clients hold in memory to the run's directory.
+
+    The version of each client's last acknowledged round is written, if there is one.
+    Failures are logged. Return True if all states are written.
+    """
+    written = True
+    # Only with `resume` or checkpoints do states have a directory.
+    resumed = Resolved({**settings, "resume": settings["output"]})
+    for context in contexts:
+        name = client_name(context.node_config)
+        last = acknowledged.get(name, 0)
+        rounds = {keys.ACKNOWLEDGED_ROUND: last, keys.CHECKPOINT_ROUND: last}
+        try:
+            setup = client_setup(context, resumed)
+            client = build_client(context, setup, {keys.RUN: run, **rounds})
+            state, round_ = client._state, client._state.round
+            on_disk = {(v.run, v.round) for v in versions_in(state.directory)}
+            missing = round_ and (run, round_) not in on_disk
+            arrays = state.load() if missing else None
+            if arrays is not None and state.round == round_:
+                written = state.save(arrays, round_) is not None and written
+            if client._private:
+                client._private.write()
+        except SettingsError as error:
+            log(ERROR, "the state of client %s is in memory only: %s", name, error)
+            written = False
+    return written
 
 
 full_app = make_app()

@@ -16,9 +16,8 @@ from flwr.common import log
 from flwr_frl.backend import choose_backend
 from flwr_frl.cli import FLAGS
 from flwr_frl.clients.algorithms import client_class, owners
-from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.app import keep, make_app, try_out
 from flwr_frl.clients.device.setup import DeviceSettings
-from flwr_frl.clients.simulated import keep, try_out
 from flwr_frl.common.checkpoint import FILE as CHECKPOINT
 from flwr_frl.common.run_cache import begin_run, run_cache
 from flwr_frl.common.settings import (

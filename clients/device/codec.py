@@ -170,7 +170,7 @@ def pack(message: Message, client: Client, reply: FitResult) -> RecordDict:
             f"{len(names)} NumPy arrays, those of {', '.join(names)}, a number of "
             f"examples, and a dict of metrics, all numbers: {error}"
         ) from None
-    check_changes(client, client.model.tensors)
+    check_changes(client)
     records = RecordDict()
     for key, record in message.content.items():
         if not isinstance(record, ArrayRecord):

@@ -144,31 +144,11 @@ def check_groups(client: "Client", model: nn.Module) -> None:
             )
 
 
-def check_changes(client: "Client", tensors: Mapping[str, Tensor]) -> None:
-    """Raise `SettingsError` if `Client.update` has changed what it must not change.
-
-    ``tensors`` are those of the model, or of several models, stacked. A parameter
-    outside all groups is reset to its initial value in every round. It may be trained
-    only outside of `Client.update`, for example by fine-tuning before a test.
-    """
+def check_changes(client: "Client") -> None:
+    """Raise `SettingsError` if `Client.update` has changed received arrays in place."""
     for name, tensor in client.received.items():
         if tensor._version:
             raise SettingsError(
                 f"{type(client).__name__} changes self.received[{name!r}] in place, "
                 "which all clients of a process share; it must clone it first"
-            )
-    # Without `_receive`, the model is another client's of this process.
-    if client.shared and not client.received:
-        return
-    groups = {*client.shared, *client.personal, *client.sent}
-    for name in client.model.structure.parameters:
-        if client._group_of(name) in groups:
-            continue
-        value = tensors[name].detach()
-        initial = client.task.initial_state[name].to(value.device)
-        if not torch.equal(value, initial.expand_as(value)):
-            raise SettingsError(
-                f"{type(client).__name__}.update trains {name!r}, which is in no "
-                f"group: its group {client._group_of(name)!r} must be in shared or "
-                "personal to be kept, or not be trained; else every round resets it"
             )

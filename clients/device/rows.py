@@ -514,7 +514,7 @@ class Rows:
 
         results: Any = torch.vmap(update)(self._tensors, self.saved, self._own)
         client.received = common
-        check_changes(client, self._tensors)
+        check_changes(client)
         return tuple(results)
 
     def _replies(self, sent: Tensors, metrics: Tensors) -> list[Message | None]:

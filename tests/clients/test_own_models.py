@@ -15,7 +15,6 @@ from torch import nn
 from flwr_frl import simulate
 from flwr_frl.clients import FedAvgClient, FedProtoClient, FedRepClient
 from flwr_frl.clients.algorithms import client_setup
-from flwr_frl.clients.device.groups import HEAD, check_changes
 from flwr_frl.clients.device.setup import build_client
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.settings import build, resolve
@@ -62,35 +61,6 @@ def test_a_parameter_is_not_both_shared_and_personal():
     line = "'representation.0.weight' and 'head.weight' are one parameter"
     assert_says(line, client_of(FedRepClient, Tied, words).get_properties, {})
     assert client_of(FedAvgClient, Tied, words).get_properties({})["num-examples"] == 3
-
-
-class HeadAlone(FedAvgClient):
-    """Shares the head, and does not train the representation."""
-
-    shared = (HEAD,)
-
-    def update(self):
-        return self.train("head", 1)
-
-
-class Forgetful(HeadAlone):
-    """Also trains the representation, which is in no group."""
-
-    def update(self):
-        return self.train("all", 1)
-
-
-def test_a_trained_parameter_in_no_group_is_named():
-    def fit(kind):
-        client = client_of(kind, small, numbers())
-        reply = one_round(client)
-        check_changes(client, client.model.tensors)
-        return reply
-
-    arrays, n, _ = fit(HeadAlone)
-    assert (len(arrays), n) == (2, 6)
-    line = "Forgetful.update trains 'representation.weight', which is in no group: "
-    assert_says(line + "its group 'representation.' must be", fit, Forgetful)
 
 
 def numbers(n: int = 6) -> ExampleSet:
@@ -178,7 +148,7 @@ def test_an_invalid_partition_id_is_refused():
     assert code_of(built, partition_id=0, num_partitions=0) == "num-partitions"
 
 
-class Misnamed(HeadAlone):
+class Misnamed(FedAvgClient):
     """Names the parameters of the anchor wrongly."""
 
     def update(self):
