@@ -110,8 +110,8 @@ def answer(message: Message, context: Context) -> Message:
     if step == steps.KEYS:
         node, session = message.metadata.dst_node_id, cast(Any, record).get("session")
         plan = texts_in(record, step, session).get(node, b"").decode()
-        threshold = PLAN.validate_json(plan).threshold
-        member = Member(node, session, threshold, about={"plan": plan})
+        least = PLAN.validate_json(plan).threshold
+        member = Member(node, session, least, about={"plan": plan})
         reply = member.keys(rules.secure_min_clients, rules.key)
     else:
         member, texts = _restored(message, context, step)
@@ -160,8 +160,7 @@ def mask(
         sent = {name: np.zeros_like(array) for name, array in sent.items()}
     examples = int(metrics[keys.NUM_EXAMPLES])
     words = PLAN.validate_json(plan).encode(sent, arrays, examples)
-    received = (steps.digest(message.content) + plan).encode()
-    words = member.masked(words, boxes, received)
+    words = member.masked(words, boxes, (steps.digest(message.content) + plan).encode())
     config = entries_of(message.content[keys.CONFIG])
     round = f"{config.get(keys.RUN, '')}/{config.get(keys.SERVER_ROUND, 0)}"
     member.about |= {"round": round, "directory": str(directory or "")}

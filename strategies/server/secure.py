@@ -248,7 +248,7 @@ class SecureRound:
     ) -> None:
         self.grid, self.closing = cast(Any, secure.grid), secure.closing
         self.strategy, self.about = secure.strategy, steps.digest(messages[0].content)
-        self.began, self.timeout = time.monotonic(), timeout
+        self.began, self.timeout = time.monotonic(), timeout or math.inf
         self.messages = {m.metadata.dst_node_id: m for m in messages}
         self.failures = {
             node: failed(self.messages[node], "is left out: it has sent wrong shares")
@@ -305,10 +305,8 @@ class SecureRound:
             self.grid.wait_for(self.closing)
         # In one process, clients train while their words are added.
         self.grid.on_demand = trains
-        wait = self.timeout and max(
-            0.0, self.began + self.timeout * ENDS[step] - time.monotonic()
-        )
-        for reply in self.grid.send_and_receive(asked, timeout=wait) if asked else ():
+        left = max(0.0, self.began + self.timeout * ENDS[step] - time.monotonic())
+        for reply in self.grid.send_and_receive(asked, timeout=left) if asked else ():
             if reply.has_error() or not on_arrival:
                 take(reply)
         self.grid.on_demand = False

@@ -14,7 +14,6 @@ from flwr_frl.common.settings import require
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]
-AtLeast0 = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 # Largest integers that float64 represents exactly, with a bit to spare.
 EXACT = 2**52
@@ -53,8 +52,8 @@ class Plan:
     bound: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     clients: Annotated[int, Field(ge=1)]
     most: Annotated[int, Field(ge=0)] = 0
-    clip: AtLeast0 = 0.0
-    noise: AtLeast0 = 0.0
+    clip: float = 0.0
+    noise: float = 0.0
 
     @property
     def text(self) -> str:

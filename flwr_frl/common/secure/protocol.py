@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -330,8 +330,8 @@ class Coordinator:
         Raises `RefusedError` if too few shares are right; ``blamed`` then has the nodes
         that most of the wrong ones have in common.
         """
-        right: dict[int, dict[int, bytes]]
-        right = {owner: {} for node in self.survived for owner in self._group(node)}
+        needed = {owner for node in self.survived for owner in self._group(node)}
+        right = {owner: dict[int, bytes]() for owner in needed}
         wrong = Counter[int]()
         for helper in answers.keys() & self.survived:
             for owner in self._group(helper):
@@ -352,19 +352,18 @@ class Coordinator:
             if not self._is_seed(owner, seeds[owner]):
                 self.blamed.add(owner)
         demand(not self.blamed, f"the shares of {len(self.blamed)} clients are wrong")
-        total: Words = self._total
         for owner, seed in seeds.items():
             if owner in self.survived:
                 own = crypto.derive(seed, b"own mask", self.session)
-                crypto.add_mask(total, own, -1)
+                crypto.add_mask(self._total, own, -1)
                 continue
             private, _ = crypto.key_pair(seed)
             for other in self._group(owner) & self.survived:
                 about = b"pair mask", self.session, sent
                 key = crypto.agree(private, self._keys[other][KEY:UNSIGNED], *about)
                 # The reverse of what the survivor has added.
-                crypto.add_mask(total, key, -1 if other < owner else 1)
-        return total
+                crypto.add_mask(self._total, key, -1 if other < owner else 1)
+        return cast(Words, self._total)
 
     def _is_right(self, owner: int, helper: int, share: bytes) -> bool:
         is_own, marks = owner in self.survived, self._shares[owner][helper][BOX:]
