@@ -25,6 +25,7 @@ import torch
 from benchmarks.common import markdown, write
 from flwr_frl.common.checkpoint import FILE, read
 from flwr_frl.common.secure.fixed_point import Plan
+from flwr_frl.common.secure.messages import DIGITS
 from flwr_frl.common.secure.protocol import Coordinator, Member
 from flwr_frl.common.settings import SettingsError, resolve
 from flwr_frl.running import simulate
@@ -109,8 +110,8 @@ def cost(n: int, neighbours: int, size: int, dropped: int) -> list[object]:
     with clock.of("server"):
         total = server.take_unmask(answers, SENT)
     assert np.array_equal(total, words * np.uint32(n - dropped))
-    up = sum(len(t) + 8 for of in (shares[0], answers[n - 1]) for t in of.values())
-    down = sum(len(t) + 8 for of in (groups[0], boxes[0]) for t in of.values())
+    up = sum(len(t) + DIGITS for of in (shares[0], answers[n - 1]) for t in of.values())
+    down = sum(len(t) + DIGITS for of in (groups[0], boxes[0]) for t in of.values())
     spent = {name: seconds / n for name, seconds in clock.seconds.items()}
     own = (f"{1000 * spent[name]:.3g}" for name in ("shares", "masked"))
     seconds = f"{clock.seconds['server']:.2f}"
