@@ -6,7 +6,6 @@ import sys
 import pytest
 from client_messages import app_of, context_of, device, initial_arrays, properties_of
 from flwr.app import ConfigRecord, Context, Message, RecordDict
-from pydantic import ValidationError
 from refusals import code_of
 
 from flwr_frl.clients.device.secure import Rules, answer, check_message, check_rules
@@ -140,13 +139,6 @@ def test_words_before_shares_are_refused():
     record = record_of("masked", session.server.session, {})
     message = Message(RecordDict({SECURE: record}), 1, "train")
     assert code_of(check_message, message, session.contexts[1]) == "secure-round"
-
-
-def test_an_invalid_plan_is_refused():
-    session = Session([{}, {}, {}])
-    plan = session.plan.text.replace("32", "33").encode()
-    with pytest.raises(ValidationError):
-        session.send("keys", 1, {1: plan})
 
 
 def test_short_steps_load_no_torch():
