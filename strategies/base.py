@@ -25,7 +25,7 @@ from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import fill, memory_record, message_like
 from flwr_frl.common.command_line import shorten_errors
 from flwr_frl.common.settings import SettingsError, require, require_all_of_noise
-from flwr_frl.common.text import one_line
+from flwr_frl.common.text import one_line, several
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server import aggregation as rules
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of
@@ -56,6 +56,8 @@ from flwr_frl.strategies.server.traits import (
     check_settings,
 )
 
+# Seconds between two attempts to find a client that can take part.
+NOBODY_INTERVAL = 30.0
 # Metrics under which a client may report its training loss: flwr-frl's, that of
 # Flower's templates, and the plain name.
 LOSSES = ("train-loss", "train_loss", "loss")
@@ -147,8 +149,8 @@ class Strategy(Algorithm, uses_mean="only"):
         require(valid, "personal", personal, allowed)
         if self._personal:
             self.state[PERSONAL] = {}
-        # Warnings that were logged.
-        self._warned = set[str]()
+        # Whether clients of another app have been logged.
+        self._warned = False
         sampling = settings.fraction_train, settings.min_train_nodes, settings.seed
         evaluated = settings.fraction_evaluate, min_evaluate_nodes, settings.seed
         self._run = Parts(
@@ -327,9 +329,12 @@ class Strategy(Algorithm, uses_mean="only"):
             if nodes or getattr(grid, "in_process", False):
                 return nodes
             here = set(map(clients.name_of, clients.here))
-            if self._expected_clients() <= here or time.monotonic() >= until:
+            left = until - time.monotonic()
+            if self._expected_clients() <= here or left <= 0:
                 return nodes
-            clients.wait_for_others(grid, until)
+            text = "waiting for clients: of the nodes that are here none takes part: %s"
+            log(INFO, text, several(sorted(map(clients.label_of, clients.here))))
+            time.sleep(min(left, NOBODY_INTERVAL))
 
     # Clients of other apps.
 
@@ -341,12 +346,6 @@ class Strategy(Algorithm, uses_mean="only"):
             'is the clientapp "flwr_frl.clients.client_app:app" with its algorithm'
         )
 
-    def _warn_once(self, text: str, *values: object) -> None:
-        """Log a warning, at the first call with this text only."""
-        if text not in self._warned:
-            self._warned.add(text)
-            log(WARNING, text, *values)
-
     def _look_at_foreign(self, round: Round) -> None:
         """Warn if clients of another app do less than the algorithm's own client.
 
@@ -356,15 +355,13 @@ class Strategy(Algorithm, uses_mean="only"):
             self.state[PERSONAL][reply.client] = reply.personal()
         foreign = any(self._run.clients.is_foreign(r.node) for r in round.replies)
         client = self._traits.client.rpartition(":")[2]
-        if foreign and not self._personal and client != "FedAvgClient":
-            self._warn_once(
-                "the clients are those of another app: %s does what it does on devices "
-                "only if they do it as %s. If they return the whole model, the server "
-                "averages all of it; FedPer(personal=('HEAD.',)) keeps each client's "
-                "arrays of these names on the server, with an unchanged ClientApp",
-                type(self).__name__,
-                client,
-            )
+        if foreign and not self._personal and not self._warned:
+            self._warned = True
+            if client != "FedAvgClient":
+                text = "the clients are those of another app: if they do not do the "
+                text += "same as %s, the server averages all that they return; FedPer("
+                text += "personal=('HEAD.',)) keeps each client's arrays of these names"
+                log(WARNING, text, client)
 
     # Messages.
 
@@ -605,17 +602,15 @@ def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:
     if not isinstance(result, dict):
         allowed = "expected a dict of NumPy arrays, by name, or None"
         raise SettingsError(f"{name} returns {described(result)}; {allowed}")
-    arrays = dict(result)
+    arrays: dict[str, Any] = {}
     for key in {**sent, **result}:
-        value: Any = result.get(key)
-        like = sent.get(key)
-        is_array = isinstance(value, np.ndarray)
-        if like is not None and (is_array or isinstance(value, np.number)):
-            if not is_array or value.dtype != like.dtype:
-                arrays[key] = value = rounded_to(like.dtype, np.asarray(value))
-            valid = value.shape == like.shape
+        value, like = result.get(key), sent.get(key)
+        if like is not None and isinstance(value, np.ndarray | np.number):
+            arrays[key] = rounded_to(like.dtype, np.asarray(value))
+            valid = arrays[key].shape == like.shape
         else:
-            valid = is_array and not sent
+            arrays[key] = value
+            valid = isinstance(value, np.ndarray) and not sent
         if not valid:
             allowed = described(like) if sent else "an array"
             line = f"{name} returns {key!r} as {described(value)}; expected {allowed}"

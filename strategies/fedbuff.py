@@ -172,7 +172,7 @@ class Asynchronous(ClosesEarly, Closing):
             name = self.strategy._run.clients.name_of(node)
             self._dropped.add(name)
             if reply.has_content():
-                current.bytes_up += size_of(reply.content, {})
+                current.bytes_up += size_of(reply.content)
             if current.is_valid(reply):
                 made_in = {name: current.asked_in[node]}
                 self.strategy._run.clients.acknowledge(made_in, self.version)

@@ -21,7 +21,7 @@ from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError
 from flwr_frl.strategies.server.round import Reply, Round
 
-FORMS = f"{', '.join([*graphs.GRAPHS, *graphs.RANDOM_GRAPHS])} or a file of edges"
+FORMS = f"{', '.join(graphs.GRAPHS)} or a file of edges"
 # Error of a client whose state differs from the one its neighbours rely on.
 LOST_STATE = "LostStateError"
 # Sketches with larger entries are invalid.
@@ -43,13 +43,11 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
     Parameters
     ----------
     graph : str, default "ring"
-        ``ring``, ``torus``, ``complete`` or ``star``; a random graph, ``erdos-renyi``
-        or ``k-regular``; or a file with one edge (two node numbers) per line. Node i is
+        ``ring``, ``torus``, ``complete`` or ``star``; a random graph, ``erdos-renyi``;
+        or a file with one edge (two node numbers) per line. Node i is
         the i-th of the sorted names of the initial clients.
     edge_probability : float, default 0.5
         Probability of an edge of ``erdos-renyi``.
-    graph_degree : int, default 4
-        Degree of the nodes of ``k-regular``.
     max_missed_rounds : int, default 1000
         Number of consecutive rounds that a node may miss; after more, it is excluded
         permanently.
@@ -82,7 +80,6 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
     graph: str = setting("ring", form=FORMS)
     edge_probability: float = setting(0.5, gt=0, le=1)
-    graph_degree: int = setting(4, ge=2)
     max_missed_rounds: int = setting(1000, ge=1)
     consensus_step: Annotated[float | str, number_or(graphs.RULES, is_step)] = setting(
         "auto", form=graphs.ALLOWED, safe=True
@@ -114,7 +111,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
     def build_graph(self, n: int) -> graphs.Edges:
         """Return the graph of n nodes."""
-        drawn = self.edge_probability, self.settings.seed, self.graph_degree
+        drawn = self.edge_probability, self.settings.seed
         return graphs.build_graph(self.graph, n, *drawn)
 
     def set_graph(self, names: list[str], edges: graphs.Edges) -> None:

@@ -14,7 +14,6 @@ import os.path
 from collections.abc import Iterable
 from contextlib import suppress
 from logging import INFO, WARNING
-from random import Random
 
 import numpy as np
 from flwr.common import log
@@ -24,8 +23,7 @@ from flwr_frl.common.settings import SettingsError, require, unknown
 
 Edges = NDArray[np.int64]
 Weights = NDArray[np.float64]
-GRAPHS = ("ring", "torus", "complete", "star")
-RANDOM_GRAPHS = ("erdos-renyi", "k-regular")
+GRAPHS = ("ring", "torus", "complete", "star", "erdos-renyi")
 # Number of attempts at drawing a connected graph.
 DRAWS = 1000
 # Rules that derive γ.
@@ -35,25 +33,21 @@ ALLOWED = "auto, theory or a number in (0, 1]"
 SMALL = 1e-3
 
 
-def build_graph(
-    name: str, n: int, probability: float = 0.5, seed: int = 0, degree: int = 4
-) -> Edges:
+def build_graph(name: str, n: int, probability: float = 0.5, seed: int = 0) -> Edges:
     """Return the connected graph selected by the setting ``graph``.
 
     Parameters
     ----------
     name : str
         One of ``GRAPHS``: ``ring``, ``complete``, ``star`` around node 0, or ``torus``,
-        the most nearly square grid of n nodes, with node i in row i // columns. One of
-        ``RANDOM_GRAPHS``, drawn until it is connected. Or the path of a file of edges.
+        the most nearly square grid of n nodes, with node i in row i // columns;
+        ``erdos-renyi``, drawn until it is connected. Or the path of a file of edges.
     n : int
         Number of nodes.
     probability : float, default 0.5
         Probability of an edge of ``erdos-renyi``, in (0, 1].
     seed : int, default 0
-        Seed of random graphs, at least 0.
-    degree : int, default 4
-        Degree of the nodes of ``k-regular`` (Steger and Wormald 1999).
+        Seed of ``erdos-renyi``, at least 0.
 
     Raises
     ------
@@ -77,27 +71,17 @@ def build_graph(
         require(rows > 0, "the number of nodes of a torus", n, allowed)
         grid = networkx.grid_2d_graph(rows, n // rows, periodic=True)
         return connected(networkx.convert_node_labels_to_integers(grid).edges, n)
-    if name not in RANDOM_GRAPHS:
-        # Unlike Path.is_file, it is False for names that are too long.
-        if os.path.isfile(name):
-            return from_file(name, n)
-        error = unknown("graph", name, [*GRAPHS, *RANDOM_GRAPHS])
-        raise SettingsError(f"{error}, or a file of edges", error.code)
-    if name == "k-regular":
-        allowed = f"from 2 to {n - 1} for {n} nodes, and even for an odd number of them"
-        valid = 2 <= degree < n and n * degree % 2 == 0
-        require(valid, "graph-degree", degree, allowed)
-    rng = Random(seed)
+    # Unlike Path.is_file, it is False for names that are too long.
+    if os.path.isfile(name):
+        return from_file(name, n)
+    if name != "erdos-renyi":
+        raise unknown("graph", name, GRAPHS, others="a file of edges")
     for attempt in range(DRAWS):
-        if name == "erdos-renyi":
-            edges = _erdos_renyi(n, probability, seed, attempt).tolist()
-        else:
-            edges = networkx.random_regular_graph(degree, n, rng).edges
         with suppress(SettingsError):
-            return connected(edges, n)
+            return connected(_erdos_renyi(n, probability, seed, attempt).tolist(), n)
     raise SettingsError(
         f"graph is {name!r}; none of {DRAWS} drawn graphs of {n} nodes is connected; "
-        "choose a larger edge-probability or graph-degree"
+        "choose a larger edge-probability"
     )
 
 

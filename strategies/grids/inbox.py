@@ -4,7 +4,6 @@ Before a round, a `Participation` gives its `Closing` to the grid by ``wait_for`
 `Inbox` on real nodes, `SimulatedArrivals` in simulation.
 """
 
-import contextlib
 import math
 import threading
 import time
@@ -18,7 +17,7 @@ import httpx
 from flwr.app import Error, Message, RecordDict
 from flwr.common import log
 from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+from flwr.proto.message_pb2 import PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
@@ -152,9 +151,9 @@ class SuperLink:
 
     def __init__(self, grid: Grid) -> None:
         self._grid = grid
-        # The reply that is being pulled: the bytes that it may still have, its id, and
-        # the ids of its objects.
-        self._left, self._reply, self._objects = math.inf, "", set[str]()
+        # The reply that is being pulled: the bytes that it may still have, and the ids
+        # of its objects.
+        self._left, self._objects = math.inf, set[str]()
         self._lock = threading.Lock()
         # Flower has no public access to its connection.
         self._runtime: Any = getattr(grid, "_runtime_client", None)
@@ -212,7 +211,6 @@ class SuperLink:
         except httpx.HTTPError:
             raise
         except ReplyTooLargeError:
-            self._drop()
             reason = f"it has more than {largest:,.0f} bytes"
         except Exception as error:
             reason = error_line(error)
@@ -227,7 +225,6 @@ class SuperLink:
         """Raise `ReplyTooLargeError` before a body beyond the limit is read."""
         path, size = response.url.path, int(response.headers.get("content-length", 0))
         if path.endswith("/pull-messages"):
-            self._reply = ""
             if size > self._left:
                 raise ReplyTooLargeError
             response.read()
@@ -235,8 +232,6 @@ class SuperLink:
             trees = map(iterate_object_tree, pulled.message_object_trees)
             with self._lock:
                 self._objects = {node.object_id for tree in trees for node in tree}
-            for message in pulled.messages_list:
-                self._reply = message.metadata.message_id
         elif path.endswith("/pull-object"):
             wanted = PullObjectRequest.FromString(response.request.content).object_id
             with self._lock:
@@ -247,17 +242,6 @@ class SuperLink:
                 if self._left < 0:
                     self._objects = set()
                     raise ReplyTooLargeError
-
-    def _drop(self) -> None:
-        """Let the SuperLink drop the reply, which it keeps until the run ends."""
-        if self._reply:
-            request = ConfirmMessageReceivedRequest(
-                node=self._grid.node,  # type: ignore[attr-defined]
-                run_id=self._grid.run.run_id,
-                message_object_id=self._reply,
-            )
-            with contextlib.suppress(httpx.HTTPError):
-                self._runtime.ConfirmMessageReceived(request)
 
 
 def _check_envelope(reply: Message, message: Message) -> None:

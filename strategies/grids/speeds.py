@@ -4,7 +4,6 @@ SRPFL, section 5 and appendix C. A grid delivers replies in the order of these t
 """
 
 import heapq
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,8 +18,9 @@ from flwr.serverapp import Grid
 from flwr_frl.common.settings import (
     Checked,
     Settings,
-    SettingsError,
     build,
+    reading,
+    require,
     setting,
     unknown,
 )
@@ -125,20 +125,13 @@ def read_times(path: Path, num_clients: int) -> Times:
     Raises `SettingsError` if a line is not a number, a time is negative or not finite,
     or there are too few.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").split()[:num_clients]
-        times = np.array([float(line) for line in lines])
-        wrong = [line for line in lines if not 0 <= float(line) < math.inf]
-    # Undecodable bytes are a ValueError as well.
-    except (OSError, ValueError) as error:
-        times, wrong = np.zeros(0), [str(error)]
-    if wrong or len(times) < num_clients:
-        reason = wrong[0] if wrong else f"there are {len(times)}"
-        raise SettingsError(
-            f"speed-model {str(path)!r}: {reason}; expected a finite number of at "
-            f"least 0 a line, for each of {num_clients} clients",
-            "speed-model",
-        )
+    allowed = f"a finite number of at least 0 a line, for each of {num_clients} clients"
+    with reading(path, "speed-model", allowed):
+        times = np.loadtxt(path, ndmin=1, encoding="utf-8").ravel()[:num_clients]
+    wrong = times[~((times >= 0) & (times < np.inf))]
+    found = str(wrong[0]) if len(wrong) else f"there are {len(times)}"
+    valid = len(times) == num_clients and not len(wrong)
+    require(valid, f"a time of speed-model {str(path)!r}", found, allowed)
     return times
 
 

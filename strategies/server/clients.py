@@ -236,13 +236,8 @@ class Clients:
         log(INFO, text, len(nodes), "s" * (len(nodes) != 1))
         # Simulations have no information about their nodes.
         about = list(grid.get_nodes()) if hasattr(grid, "get_nodes") else []
-        # A name that several connected nodes share stays that of the node that had it
-        # first, or is not used. Nodes that are not connected keep their names.
-        count = Counter(info.name for info in about if info.name)
-        own = {info.node_id: info.name for info in about if count[info.name] == 1}
-        former, taken_names = self.registered, set(own.values())
-        kept = {n: name for n, name in former.items() if name not in taken_names}
-        self.registered = {**kept, **own}
+        # Nodes that are not connected keep their names.
+        self.registered |= {info.node_id: info.name for info in about if info.name}
         digests: dict[int, str] = {}
         if self.keyed:
             pairs = ((info.node_id, info.public_key) for info in about)
@@ -250,7 +245,6 @@ class Clients:
         messages = [self._query(node, {keys.RUN: self.run_token}) for node in nodes]
         replies = list(grid.send_and_receive(messages, timeout=QUERY_TIMEOUT))
         taken = {client.name: node for node, client in self.known.items()}
-        refused: dict[int, str] = {}
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):
             node = reply.metadata.src_node_id
             try:
@@ -262,13 +256,11 @@ class Clients:
                     raise InvalidReplyError(f"error: {error_reason(reply)}")
                 self._add(node, properties, taken, digests.get(node, ""))
             except InvalidReplyError as error:
-                refused[node] = str(error)
+                self._refuse(node, str(error))
         # A label is used if no other client has it as a label or as its name.
         number = Counter([*self._reported.values(), *self._reported])
         labels = self._reported.items()
         self._labels = {n: each for n, each in labels if each and number[each] == 1}
-        for node, reason in refused.items():
-            self._refuse(node, reason)
 
     def _add(
         self, node: int, properties: dict[str, Any], taken: dict[str, int], digest: str
@@ -372,21 +364,6 @@ class Clients:
             names = several([self.label_of(node) for node in left])
             log(INFO, "not asked, as answers are still to come: %s", names)
         return [node for node in nodes if node not in self.busy]
-
-    def wait_for_others(self, grid: Grid, until: float) -> None:
-        """Wait up to a minute for a change of the available nodes.
-
-        The wait ends at ``until``, by `time.monotonic`, at the latest. Called if none
-        of the available nodes can take part; refused ones are asked again.
-        """
-        names = several([self.label_of(node) for node in sorted(self.here)])
-        text = "waiting for clients: of the nodes that are here none takes part: %s"
-        log(INFO, text, names)
-        for row in self._rows.values():
-            row.rests = 0
-        until = min(until, time.monotonic() + WAITING_INTERVAL)
-        while self.here == frozenset(grid.get_node_ids()) and time.monotonic() < until:
-            time.sleep(POLL_INTERVAL)
 
     # Arrays that clients send before the training.
 

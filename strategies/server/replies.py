@@ -34,8 +34,6 @@ Arrays = dict[str, NDArray]
 # Largest valid number, so that sums stay finite: float32's limit, which only float64
 # can exceed.
 LARGEST = 3.4028235e38
-# Number of entries that are scaled at a time, so that they stay in the cache.
-CHUNK = 2**16
 # Largest number of examples; floats represent it exactly.
 MOST_EXAMPLES = 2**53
 # Largest number of values that a client may report, and largest length of their names.
@@ -226,32 +224,26 @@ def size_of(
 ) -> int:
     """Return the bytes of a record: serialised arrays, values and names.
 
-    For the content of a message, ``known`` caches the bytes of its records by their id,
-    as messages may share them. Flower's envelope is not counted, and its own count
+    ``known`` caches the bytes of records inside it by their id, as messages may share
+    them. Flower's envelope is not counted, and its own count
     fails on empty strings and lists.
     """
     entries = entries_of(record)
     if isinstance(record, ArrayRecord):
         return sum(map(len, entries)) + sum(map(num_bytes, entries.values()))
-    total = 0
+    total, known = 0, {} if known is None else known
     for name, value in entries.items():
         # Messages to devices have no fingerprint, and simulations count the same bytes.
         if name == keys.EXAMPLES:
             continue
         total += len(name)
-        if type(value) in (int, float):
-            total += 8
-        elif isinstance(value, str | bytes):
-            total += len(value)
-        elif isinstance(value, bool):
-            total += 1
-        elif isinstance(value, list):
+        if isinstance(value, list):
             total += sum(map(_length, value))
-        elif known is None:
-            total += size_of(value)
+        elif isinstance(value, int | float | str | bytes):
+            total += _length(value)
         else:
             if id(value) not in known:
-                known[id(value)] = size_of(value)
+                known[id(value)] = size_of(value, known)
             total += known[id(value)]
     return total
 
@@ -260,7 +252,7 @@ def row_size(reply: RowReply) -> int:
     """Return the bytes of a reply that is a row, which are those of all rows."""
     rows = reply.arrays.rows
     if not rows.num_bytes:
-        rows.num_bytes = size_of(reply.made(), {})
+        rows.num_bytes = size_of(reply.made())
     return rows.num_bytes
 
 
@@ -297,10 +289,8 @@ class RunningMean:
                 # Arrays without dimensions stay arrays.
                 scaled = np.asarray(np.multiply(value, weight, dtype=np.float64))
                 self._sums[name], self._dtypes[name] = scaled, value.dtype
-            elif weight == 1:
-                self._sums[name] += value  # type: ignore[arg-type]
             else:
-                add_scaled(self._sums[name], value, weight)
+                self._sums[name] += np.multiply(value, weight, dtype=np.float64)
 
     def _add_rows(self, of: ReplyRows) -> None:
         """Add the rows in the order in which they came, as one after the other."""
@@ -328,36 +318,10 @@ class RunningMean:
             self._add_rows(self._rows)
         if self._total == 0:
             return None
-        means: Arrays = {}
-        for name, dtype in self._dtypes.items():
-            total = self._sums.pop(name)
-            if np.issubdtype(dtype, np.floating):
-                # The quotient is float64 as well, but no array holds all of it.
-                means[name] = np.divide(
-                    total,
-                    self._total,
-                    out=np.empty(total.shape, dtype),
-                    dtype=np.float64,
-                    casting="same_kind",
-                )
-            else:
-                means[name] = rounded_to(dtype, total / self._total)
-        return means
-
-
-def add_scaled(total: npt.NDArray[np.float64], value: NDArray, weight: float) -> None:
-    """Add a multiple of an array to a float64 array in place, without a large copy."""
-    if value.size <= CHUNK or not (
-        total.flags.c_contiguous and value.flags.c_contiguous
-    ):
-        total += np.multiply(value, weight, dtype=np.float64)
-        return
-    sums, values, scaled = total.reshape(-1), value.reshape(-1), np.empty(CHUNK)
-    for start in range(0, len(sums), CHUNK):
-        part = values[start : start + CHUNK]
-        out = scaled[: len(part)]
-        np.multiply(part, weight, out=out, dtype=np.float64)
-        sums[start : start + CHUNK] += out
+        return {
+            name: rounded_to(dtype, self._sums.pop(name) / self._total)
+            for name, dtype in self._dtypes.items()
+        }
 
 
 def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | None:
@@ -379,20 +343,17 @@ def rounded_to(
     """Return float64 numbers in another dtype, rounded for integers."""
     is_integer = np.issubdtype(dtype, np.integer)
     # Arrays without dimensions stay arrays.
-    return np.asarray(np.rint(values) if is_integer else values).astype(dtype)
+    values = np.rint(values) if is_integer and values.dtype != dtype else values
+    return np.asarray(values).astype(dtype, copy=False)
 
 
 def is_finite(arrays: Mapping[str, NDArray]) -> bool:
     """Return whether all values are finite and within float32's range."""
-    for values in arrays.values():
-        if values.dtype != np.float64:
-            finite = all_finite(values)
-        else:
-            # NaN compares as False.
-            finite = values.size == 0 or bool(np.abs(values).max() <= LARGEST)
-        if not finite:
-            return False
-    return True
+    return all(
+        # NaN compares as False.
+        bool((np.abs(a) <= LARGEST).all()) if a.dtype == np.float64 else all_finite(a)
+        for a in arrays.values()
+    )
 
 
 def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -71,7 +71,7 @@ class Participation:
     waits_for_all = True
 
     def check_clients(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
-        """Raise `SettingsError` if no client would be sampled.
+        """Raise `SettingsError` if a run cannot begin with this number of clients.
 
         Parameters
         ----------
@@ -80,12 +80,6 @@ class Participation:
         sample : callable
             Returns the clients that the strategy samples in the first round.
         """
-        nobody = int(self.fraction * num_clients + 1e-9) == 0
-        if nobody and self.least <= 1 and num_clients:
-            raise SettingsError(
-                f"fraction-train is {self.fraction}: of {num_clients} clients it "
-                f"samples nobody; expected at least {1 / num_clients:.4g}"
-            )
 
     def set_rounds(self, num_rounds: int) -> None:
         """Set the number of rounds of the run."""
@@ -430,31 +424,25 @@ class Round:
         """
         if message.has_error():
             raise InvalidReplyError(f"is an error: {error_reason(message)}")
-        row = message if isinstance(message, RowReply) else None
-        if row and not row.fits(self.like):
-            row = None
+        is_row = isinstance(message, RowReply) and message.fits(self.like)
+        strategy, row = self._strategy, cast(RowReply, message) if is_row else None
+        # Numbers and attachments have no expected names, so their size is limited.
+        size = row_size(row) if row else size_of(message.content)
+        if size > REPLY_ALLOWANCE and size > (most := self.largest_reply):
+            raise InvalidReplyError(f"has {size:,} bytes, more than {most:,.0f}")
         metrics = [row.metrics] if row else list[Mapping[str, Any]]()
-        unused = list[str]()
-        for key, record in () if row else entries_of(message.content).items():
+        for key, record in () if row else [*entries_of(message.content).items()]:
             is_array = isinstance(record, ArrayRecord)
             if isinstance(record, MetricRecord):
                 metrics.append(entries_of(record))
             elif is_array and not self.trains:
-                unused.append(key)
+                # Evaluations of other apps return models, which would stay in memory.
+                del message.content[key]
             elif key not in (self.like if is_array else (keys.BYTES, keys.PROPERTIES)):
                 raise InvalidReplyError(
                     f"has the record {one_line(repr(key), 120)}, for which nobody asked"
                 )
-        # Numbers and attachments have no expected names, so their size is limited.
-        size = row_size(row) if row else size_of(message.content, {})
-        if size > REPLY_ALLOWANCE and size > (most := self.largest_reply):
-            raise InvalidReplyError(f"has {size:,} bytes, more than {most:,.0f}")
-        strategy, reply = self._strategy, Reply(self._strategy, message, size)
-        for key in unused:
-            text = "evaluations of another app return arrays, which are not used"
-            strategy._warn_once(text)
-            # Replies stay in memory until the next evaluation.
-            del message.content[key]
+        reply = Reply(strategy, message, size)
         for key, like in self.like.items():
             arrays = row.arrays if row else checked_arrays(message, key, like)
             reply.decoded[key] = arrays
@@ -466,9 +454,6 @@ class Round:
         for record in metrics:
             values = check_values(record).items()
             reply.metrics = {n: v for n, v in values if isinstance(v, (int, float))}
-            if lists := sorted(record.keys() - reply.metrics.keys()):
-                text = "metrics that are lists are not averaged: %s"
-                strategy._warn_once(text, ", ".join(lists))
         if not self.trains:
             return reply
         # Detects repeated content; a Byzantine client can report any round.
@@ -526,7 +511,7 @@ class Round:
                 self.bytes_up += valid[node].size
             except InvalidReplyError as error:
                 if message.has_content():
-                    self.bytes_up += size_of(message.content, {})
+                    self.bytes_up += size_of(message.content)
                 self.rejections.append((name, one_line(error)))
                 text = "reply of client %s %s"
                 log(INFO, text, clients.label(name), one_line(error))

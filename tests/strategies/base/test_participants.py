@@ -16,10 +16,9 @@ from malformed import crash
 from participants import properties_of
 
 from flwr_frl.common.settings import SettingsError, resolve
-from flwr_frl.strategies import FedAvg
+from flwr_frl.strategies import FedAvg, base
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server import clients as clients_table
 from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server_app import serve
@@ -73,12 +72,6 @@ def test_number_of_sampled_clients(fraction, least, nodes, expected):
     assert len(strategy.sample(1, list(range(nodes)))) == expected
 
 
-def test_fraction_that_samples_no_client_is_an_error():
-    line = "fraction-train is 0.05: of 10 clients it samples nobody; expected at"
-    with pytest.raises(SettingsError, match=f"{line} least 0.1"):
-        FedAvg(fraction_train=0.05)._check_clients(10)
-
-
 def test_client_that_leaves_before_round_1_does_not_end_the_run(tmp_path):
     class Leaving(InlineGrid):
         looks = 0
@@ -92,13 +85,8 @@ def test_client_that_leaves_before_round_1_does_not_end_the_run(tmp_path):
             return []
 
     values = {"algorithm": "fedavg", "output": str(tmp_path), "num-server-rounds": 1}
-    # The fraction samples one of 20 clients, and none of 19.
     settings = resolve({**values, "fraction-train": 0.05})
     assert serve(Leaving(honest, 20), settings)["rounds"] == 1
-    few = {**settings, "output": str(tmp_path / "few")}
-    with pytest.raises(SettingsError, match=r"of 19 clients it samples nobody"):
-        serve(InlineGrid(honest, 19), few)
-    assert not (tmp_path / "few").exists()
 
 
 # Identification
@@ -155,8 +143,7 @@ def refusing(message: Message, context: Context) -> Message:
 def test_run_waits_for_participants_while_only_refused_nodes_are_here(
     monkeypatch, caplog
 ):
-    monkeypatch.setattr(clients_table, "POLL_INTERVAL", 0.0)
-    monkeypatch.setattr(clients_table, "WAITING_INTERVAL", 0.0)
+    monkeypatch.setattr(base, "NOBODY_INTERVAL", 0.0)
     here, refused_alone = {1, 2, 3}, [{3}] * 9
     grid = Coming(refusing, [here, here, here, *refused_alone, {2, 3}])
     strategy, rows = averaging(), []
@@ -174,7 +161,7 @@ def test_run_waits_for_participants_while_only_refused_nodes_are_here(
 
 
 def test_waiting_for_participants_ends_after_the_round_timeout(monkeypatch):
-    monkeypatch.setattr(clients_table, "POLL_INTERVAL", 0.0)
+    monkeypatch.setattr(base, "NOBODY_INTERVAL", 0.0)
     grid, strategy = Coming(refusing, [{3}]), averaging()
     strategy._run.clients.acknowledged = {"000000": 4, "c": 4}
     strategy._run.clients.round_timeout = 0.5

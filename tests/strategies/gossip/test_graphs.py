@@ -18,7 +18,7 @@ from flwr_frl.strategies.gossip.graphs import (
     spectrum,
 )
 
-ring, torus, complete, star = (partial(build_graph, name) for name in GRAPHS)
+ring, torus, complete, star = (partial(build_graph, name) for name in GRAPHS[:4])
 # A tree of five nodes:
 #
 #   0 - 1 - 3 - 4        degrees 1, 3, 1, 2, 1
@@ -29,10 +29,6 @@ TREE = connected([(0, 1), (1, 2), (1, 3), (3, 4)], 5)
 
 def erdos_renyi(n, probability, seed=0):
     return build_graph("erdos-renyi", n, probability, seed)
-
-
-def k_regular(n, degree, seed=0):
-    return build_graph("k-regular", n, seed=seed, degree=degree)
 
 
 def text(edges) -> str:
@@ -52,8 +48,6 @@ def text(edges) -> str:
         # Rows 0 1 2 and 3 4 5: two triangles and three rungs.
         (torus(6), "01 02 03 12 14 25 34 35 45"),
         (connected([(2, 1), (1, 0), (0, 1), (1, 2)], 3), "01 12"),
-        # Recorded once, with networkx 3.6: a change would make old runs irreproducible.
-        (k_regular(6, 3, seed=7), "01 02 05 14 15 23 24 34 35"),
         (erdos_renyi(5, 0.5, seed=7), "04 12 14 34"),
         (erdos_renyi(5, 1, seed=7), text(complete(5))),
     ],
@@ -76,8 +70,6 @@ def test_graph_is_read_from_a_file_of_edges(tmp_path):
         (partial(torus, 2), "torus is 2"),
         (partial(connected, [(0, 3), (1, 2), (2, 4)], 5), "is [1, 2, 4]"),
         (partial(erdos_renyi, 60, 0.01), "graph is 'erdos-renyi'; none of 1000"),
-        (partial(k_regular, 5, 3), "graph-degree is 3"),
-        (partial(k_regular, 5, 5), "graph-degree is 5"),
         (partial(build_graph, "rign", 5), "unknown graph 'rign'; did you mean 'ring'"),
         (partial(build_graph, "", 5), "unknown graph ''; known: complete, erdos-renyi"),
         (partial(build_graph, "no/such/file", 5), "a file of edges"),

@@ -12,7 +12,6 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.common.serde import message_to_proto
 from flwr.proto.message_pb2 import (
-    ConfirmMessageReceivedRequest,
     ConfirmMessageReceivedResponse,
     PullObjectRequest,
     PullObjectResponse,
@@ -44,7 +43,6 @@ class SuperLink(BaseHTTPRequestHandler):
     replies: ClassVar[dict[str, Message]] = {}
     objects: ClassVar[dict[str, bytes]] = {}
     sent: ClassVar[list[int]] = []
-    confirmed: ClassVar[list[str]] = []
 
     def setup(self) -> None:
         # Without a limit, the kernel buffers a large response before the client can
@@ -88,8 +86,6 @@ class SuperLink(BaseHTTPRequestHandler):
         )
 
     def confirm(self, body: bytes) -> ConfirmMessageReceivedResponse:
-        request = ConfirmMessageReceivedRequest.FromString(body)
-        self.confirmed.append(request.message_object_id)
         return ConfirmMessageReceivedResponse()
 
 
@@ -97,8 +93,7 @@ class SuperLink(BaseHTTPRequestHandler):
 def link() -> Iterator[HttpGrid]:
     for kept in (SuperLink.replies, SuperLink.objects):
         kept.clear()
-    for seen in (SuperLink.sent, SuperLink.confirmed):
-        seen.clear()
+    SuperLink.sent.clear()
     server = ThreadingHTTPServer(("127.0.0.1", 0), SuperLink)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
@@ -158,14 +153,11 @@ def test_large_reply_is_an_error_of_its_node_and_is_not_downloaded(
     assert not reply.has_error()
     assert sum(SuperLink.sent) > LARGE
     SuperLink.sent.clear()
-    SuperLink.confirmed.clear()
     reply = pull(link, reply_with(attack), LARGE / 4)
     assert reply.metadata.src_node_id == NODE
     assert "it has more than 1,000,000 bytes" in reply.error.reason
     # Each of Flower's threads may finish the object that it is downloading.
     assert sum(SuperLink.sent) < LARGE / 2
-    # The reply is confirmed as received, so that the SuperLink deletes it.
-    assert SuperLink.confirmed == [SuperLink.replies["f" * 64].object_id]
 
 
 def test_rejected_reply_does_not_affect_later_replies(link: HttpGrid) -> None:
