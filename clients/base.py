@@ -316,9 +316,9 @@ class Client(NumPyClient):
         Returns
         -------
         dict
-            ``num-examples`` (training), ``num-test-examples``, ``shared-bytes`` (size
-            of the shared arrays), ``tested-model`` (see `deployed_kind`), and
-            ``structure``, a digest of everything that all clients must have in common.
+            ``num-examples`` (training), ``num-test-examples``, ``tested-model`` (see
+            `deployed_kind`), and ``structure``, a digest of everything that all clients
+            must have in common.
             If two structures differ, ``num-classes``, ``classes-digest`` and
             ``frozen-digest`` show whether the classes or the frozen parts of shared
             groups are the reason; without frozen parts the latter is absent.
@@ -340,7 +340,6 @@ class Client(NumPyClient):
             self._private.check(self.task.scratch_model)
         # All models of a task have the same structure.
         check_groups(self, self.task.scratch_model)
-        shared = initial_arrays(self, self.shared)
         structure = self._structure()
         if about_frozen:
             structure = [*structure, about_frozen[keys.FROZEN_DIGEST]]
@@ -351,7 +350,6 @@ class Client(NumPyClient):
             **about_frozen,
             keys.NUM_EXAMPLES: len(self.task.train_examples(self._index)),
             keys.NUM_TEST_EXAMPLES: len(self.task.test_examples(self._index)),
-            keys.SHARED_BYTES: sum(a.nbytes for a in shared.values()),
             keys.TESTED_MODEL: deployed_kind(type(self)),
         }
 

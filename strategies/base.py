@@ -25,7 +25,7 @@ from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import fill, memory_record, message_like
 from flwr_frl.common.command_line import shorten_errors
 from flwr_frl.common.settings import SettingsError, require, require_all_of_noise
-from flwr_frl.common.text import one_line, several
+from flwr_frl.common.text import several
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server import aggregation as rules
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of
@@ -33,8 +33,6 @@ from flwr_frl.strategies.server.clients import Clients
 from flwr_frl.strategies.server.evaluation import Evaluation
 from flwr_frl.strategies.server.privacy import ClientPrivacy, check_no_counters
 from flwr_frl.strategies.server.replies import (
-    REPLY_ALLOWANCE,
-    REPLY_FACTOR,
     Arrays,
     RunningMean,
     as_float16,
@@ -213,15 +211,14 @@ class Strategy(Algorithm, uses_mean="only"):
         """
         reported: dict[str, list[tuple[float, float]]] = {}
         for reply in round.replies:
-            weight = reply.metrics.get(keys.NUM_EXAMPLES, 1.0)
-            loss = next(filter(reply.metrics.__contains__, LOSSES), "")
-            named = {"train-loss": loss} if loss else {}
+            values = dict(reply.metrics)
+            weight = values.pop(keys.NUM_EXAMPLES, 1.0)
+            loss = next(filter(values.__contains__, LOSSES), "")
+            means_of = {"train-loss": values.pop(loss)} if loss else {}
             if self._run.clients.is_foreign(reply.node):
-                others = reply.metrics.keys() - {keys.NUM_EXAMPLES, loss}
-                named |= {name: name for name in sorted(others)}
-            for name, given in named.items():
-                pair = weight, reply.metrics[given]
-                reported.setdefault(name, []).append(pair)
+                means_of |= dict(sorted(values.items()))
+            for name, value in means_of.items():
+                reported.setdefault(name, []).append((weight, value))
         means = {}
         for name, pairs in reported.items():
             weights, values = np.array(pairs).T
@@ -592,49 +589,23 @@ def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:
     method, unless the result is a dict of arrays with the names and shapes that were
     sent; they are free if ``sent`` is empty.
     """
-
-    def described(value: Any) -> str:
-        # NumPy takes milliseconds to describe arrays.
-        if isinstance(value, np.ndarray):
-            return f"an array of the shape {list(value.shape)}"
-        return "no array" if value is None else one_line(repr(value), 60)
-
     if not isinstance(result, dict):
         allowed = "expected a dict of NumPy arrays, by name, or None"
-        raise SettingsError(f"{name} returns {described(result)}; {allowed}")
-    arrays: dict[str, Any] = {}
-    for key in {**sent, **result}:
-        value, like = result.get(key), sent.get(key)
-        if like is not None and isinstance(value, np.ndarray | np.number):
-            arrays[key] = rounded_to(like.dtype, np.asarray(value))
-            valid = arrays[key].shape == like.shape
-        else:
-            arrays[key] = value
-            valid = isinstance(value, np.ndarray) and not sent
-        if not valid:
-            allowed = described(like) if sent else "an array"
-            line = f"{name} returns {key!r} as {described(value)}; expected {allowed}"
-            raise SettingsError(line)
-    return arrays
+        raise SettingsError(f"{name} returns {type(result).__name__}; {allowed}")
+    arrays = {key: np.asarray(value) for key, value in result.items()}
+    shapes = {key: array.shape for key, array in arrays.items()}
+    expected = {key: array.shape for key, array in (sent or arrays).items()}
+    if shapes != expected:
+        key, _ = min(shapes.items() ^ expected.items())
+        line = f"{name} returns {key!r} with the shape {shapes.get(key)}"
+        raise SettingsError(f"{line}; expected {expected.get(key)}")
+    return {
+        k: rounded_to(sent[k].dtype if sent else a.dtype, a) for k, a in arrays.items()
+    }
 
 
 def reliable_grid(strategy: Strategy, grid: Grid, longest: float) -> Grid:
-    """Return a grid that survives outages and limits the size of replies.
-
-    No wait takes longer than ``longest`` seconds. The limit follows from the arrays
-    that a reply should have: those of the round, those that most clients share
-    if a query asks for arrays, and none for other queries.
-    """
-    run = strategy._run
-
-    def largest(kind: str) -> float:
-        category, _, action = kind.partition(".")
-        if category != MessageType.QUERY:
-            evaluates = kind == MessageType.EVALUATE
-            return (run.evaluation.round if evaluates else run.round).largest_reply
-        size = run.clients.usual_bytes(keys.SHARED_BYTES, math.inf) if action else 0
-        return REPLY_FACTOR * size + REPLY_ALLOWANCE
-
+    """Return a grid that survives outages and waits at most ``longest`` seconds."""
     if hasattr(grid, "wait_for") or getattr(grid, "in_process", False):
         return grid
-    return Inbox(grid, run.clients.label_of, longest, largest)
+    return Inbox(grid, strategy._run.clients.label_of, longest)

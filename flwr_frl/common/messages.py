@@ -71,8 +71,6 @@ STRUCTURE = "structure"
 # Number of classes, and a digest of their names.
 NUM_CLASSES = "num-classes"
 CLASSES_DIGEST = "classes-digest"
-# Size in bytes of the arrays that the client shares.
-SHARED_BYTES = "shared-bytes"
 FROZEN_DIGEST = "frozen-digest"
 # The model that the client tests: the received one, one with personal parts, a personal
 # one, or one that is adapted to the client's data before each test.

@@ -5,7 +5,6 @@ Before a round, a `Participation` gives its `Closing` to the grid by ``wait_for`
 """
 
 import math
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -17,10 +16,7 @@ import httpx
 from flwr.app import Error, Message, RecordDict
 from flwr.common import log
 from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.proto.message_pb2 import PullObjectRequest
-from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 
 from flwr_frl.common.arrays import message_like
 from flwr_frl.common.settings import SettingsError, error_line
@@ -127,121 +123,48 @@ class GridDecorator(Grid):
         return getattr(vars(self)["grid"], name)
 
 
-class ReplyTooLargeError(ValueError):
-    """A reply is larger than its limit."""
+def request(call: Callable[[], T]) -> T:
+    """Return the result of a request to the SuperLink, repeated during an outage.
+
+    A message that is pushed again is delivered once: its id is a digest of its content,
+    and the SuperLink stores one message per id.
+    """
+    deadline, pause = time.monotonic() + OUTAGE_LIMIT, FIRST_PAUSE
+    while True:
+        try:
+            return call()
+        except httpx.HTTPError as error:
+            if not is_outage(error):
+                raise
+            if time.monotonic() + pause > deadline:
+                raise SettingsError(
+                    f"the SuperLink could not be used for {OUTAGE_LIMIT:g} s: "
+                    f"{error_line(error)}"
+                ) from None
+            text = "the SuperLink cannot serve; asked again in %g s: %s"
+            log(WARNING, text, pause, error_line(error))
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)
 
 
-class SuperLink:
-    """Requests of a grid to the SuperLink.
+def pull(grid: Grid, message: Message) -> Message | None:
+    """Return the reply to a message; None if it has not arrived.
 
     Flower decodes replies while it pulls them and does not catch exceptions: one
     client's reply can raise any exception, and all replies of the same pull are lost.
-    So replies are pulled one by one, and an unreadable one becomes an error reply of
-    its node.
-
-    Flower downloads all objects of a reply in one call. No manifest contains their
-    sizes, but each HTTP response has a content length, and httpx calls its event hooks
-    before it reads the body.
-
-    Parameters
-    ----------
-    grid : Grid
-        Flower's grid. Without HTTP the size of replies has no limit.
+    So replies are pulled one by one, and an unreadable or forged one becomes an error
+    reply of its node. An `httpx.HTTPError` is not the reply's fault, and raised.
     """
-
-    def __init__(self, grid: Grid) -> None:
-        self._grid = grid
-        # The reply that is being pulled: the bytes that it may still have, and the ids
-        # of its objects.
-        self._left, self._objects = math.inf, set[str]()
-        self._lock = threading.Lock()
-        # Flower has no public access to its connection.
-        self._runtime: Any = getattr(grid, "_runtime_client", None)
-        if self._runtime is not None:
-            self._runtime._client.event_hooks["response"].append(self._check_size)
-
-    def request(self, call: Callable[[], T]) -> T:
-        """Return the result of a call, repeated for `OUTAGE_LIMIT` during an outage.
-
-        A message that is pushed again is delivered once: its id is a digest of its
-        content, and the SuperLink stores one message per id.
-        """
-        deadline, pause = time.monotonic() + OUTAGE_LIMIT, FIRST_PAUSE
-        while True:
-            try:
-                return call()
-            except httpx.HTTPError as error:
-                if not is_outage(error):
-                    raise
-                if time.monotonic() + pause > deadline:
-                    raise SettingsError(
-                        f"the SuperLink could not be used for {OUTAGE_LIMIT:g} s: "
-                        f"{error_line(error)}"
-                    ) from None
-                text = "the SuperLink cannot serve; asked again in %g s: %s"
-                log(WARNING, text, pause, error_line(error))
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE)
-
-    def pull(self, message: Message, largest: float) -> Message | None:
-        """Return the reply to a message if it has arrived.
-
-        Parameters
-        ----------
-        message : Message
-            The message; its content is not used.
-        largest : float
-            Limit of the reply in bytes.
-
-        Returns
-        -------
-        Message or None
-            The reply; an error reply if it is too large, unreadable or forged.
-
-        Raises
-        ------
-        httpx.HTTPError
-            If the SuperLink is unavailable (`is_outage`), or refuses the request.
-        """
-        self._left = largest
-        try:
-            for reply in self._grid.pull_messages([message.metadata.message_id]):
-                _check_envelope(reply, message)
-                return reply
-        except httpx.HTTPError:
-            raise
-        except ReplyTooLargeError:
-            reason = f"it has more than {largest:,.0f} bytes"
-        except Exception as error:
-            reason = error_line(error)
-        else:
-            return None
-        finally:
-            self._left = math.inf
-        unreadable = Error(UNREADABLE, f"the reply cannot be read: {reason}")
-        return Message(unreadable, reply_to=message)
-
-    def _check_size(self, response: httpx.Response) -> None:
-        """Raise `ReplyTooLargeError` before a body beyond the limit is read."""
-        path, size = response.url.path, int(response.headers.get("content-length", 0))
-        if path.endswith("/pull-messages"):
-            if size > self._left:
-                raise ReplyTooLargeError
-            response.read()
-            pulled = PullAppMessagesResponse.FromString(response.content)
-            trees = map(iterate_object_tree, pulled.message_object_trees)
-            with self._lock:
-                self._objects = {node.object_id for tree in trees for node in tree}
-        elif path.endswith("/pull-object"):
-            wanted = PullObjectRequest.FromString(response.request.content).object_id
-            with self._lock:
-                # Flower's threads continue for a moment with a refused reply.
-                if wanted not in self._objects:
-                    raise ReplyTooLargeError
-                self._left -= size
-                if self._left < 0:
-                    self._objects = set()
-                    raise ReplyTooLargeError
+    try:
+        for reply in grid.pull_messages([message.metadata.message_id]):
+            _check_envelope(reply, message)
+            return reply
+    except httpx.HTTPError:
+        raise
+    except Exception as error:
+        reason = f"the reply cannot be read: {error_line(error)}"
+        return Message(Error(UNREADABLE, reason), reply_to=message)
+    return None
 
 
 def _check_envelope(reply: Message, message: Message) -> None:
@@ -272,8 +195,6 @@ class _Sent:
     ----------
     message : Message
         The message without its content.
-    largest : float
-        Limit of the reply in bytes.
     closing : Closing or None
         The policy of its round; with None the reply is dropped.
     since, wait : float
@@ -286,7 +207,6 @@ class _Sent:
     """
 
     message: Message
-    largest: float
     closing: Closing | None
     since: float
     wait: float
@@ -302,7 +222,7 @@ class Inbox(GridDecorator):
     """Receive replies in the order of arrival, and do not wait for silent nodes.
 
     Outages of the SuperLink are waited out, and bad replies become errors of their
-    nodes (`SuperLink`). A `Closing` decides when a round of training is over.
+    nodes (`pull`). A `Closing` decides when a round of training is over.
 
     A node that still owes a reply to a closed round is unavailable (`get_node_ids`)
     until it has answered. It is silent if its reply takes longer than the round's
@@ -319,9 +239,6 @@ class Inbox(GridDecorator):
         Returns a node's name for the log.
     longest : float, default inf
         Longest waiting time in seconds: ``round-timeout``.
-    largest_reply : callable, optional
-        Returns the limit in bytes of replies to a kind of message when it is sent.
-        Larger replies are not downloaded.
 
     Attributes
     ----------
@@ -330,16 +247,10 @@ class Inbox(GridDecorator):
     """
 
     def __init__(
-        self,
-        grid: Grid,
-        name_of: Callable[[int], str] = str,
-        longest: float = math.inf,
-        largest_reply: Callable[[str], float] = lambda kind: math.inf,
+        self, grid: Grid, name_of: Callable[[int], str] = str, longest: float = math.inf
     ) -> None:
         super().__init__(grid)
         self.name_of, self.longest = name_of, longest
-        self._largest_reply = largest_reply
-        self._superlink = SuperLink(grid)
         self._closing: Closing | None = None
         # By message id. The one that was checked longest ago comes first.
         self._sent: dict[str, _Sent] = {}
@@ -352,12 +263,12 @@ class Inbox(GridDecorator):
     def get_nodes(self) -> Iterable[Any]:
         """Return information about the nodes, once the SuperLink is available."""
         nodes: Callable[[], Iterable[Any]] = getattr(self.grid, "get_nodes", list)
-        return self._superlink.request(lambda: list(nodes()))
+        return request(lambda: list(nodes()))
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes that are available; if none is, those that owe no reply."""
         self.drain()
-        nodes = self._superlink.request(lambda: list(self.grid.get_node_ids()))
+        nodes = request(lambda: list(self.grid.get_node_ids()))
         self.connected = frozenset(nodes)
         sent, now = self._sent.values(), time.monotonic()
         # Forget nodes that have left or come back under another id.
@@ -432,9 +343,8 @@ class Inbox(GridDecorator):
         if not messages:
             return
         push = self.grid.push_messages
-        ids = self._superlink.request(lambda: list(push(messages)))
+        ids = request(lambda: list(push(messages)))
         now = time.monotonic()
-        largest = self._largest_reply(messages[0].metadata.message_type)
         for message_id, message in zip(ids, messages, strict=False):
             # Flower returns no id for a message that it could not send.
             if not message_id:
@@ -444,7 +354,7 @@ class Inbox(GridDecorator):
             # Without its content, as nodes may be silent for long.
             stub = message_like(message, RecordDict(), message_id=message_id)
             limit = min(wait, message.metadata.ttl)
-            self._sent[message_id] = _Sent(stub, largest, closing, now, limit)
+            self._sent[message_id] = _Sent(stub, closing, now, limit)
 
     def _receive(self, closing: Closing, pauses: Iterator[float]) -> None:
         """Pull a round's replies after a pause; give up nodes whose time is over."""
@@ -487,7 +397,7 @@ class Inbox(GridDecorator):
             # It comes last in the next pull, so that it does not block others.
             sent = self._sent[message_id] = self._sent.pop(message_id)
             try:
-                reply = self._superlink.pull(sent.message, sent.largest)
+                reply = pull(self.grid, sent.message)
             except httpx.HTTPError as error:
                 if not is_outage(error):
                     raise

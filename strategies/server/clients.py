@@ -5,7 +5,7 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any
@@ -137,8 +137,8 @@ class Clients:
         # report, empty for none.
         self._labels: dict[str, str] = {}
         self._reported: dict[str, str] = {}
-        # Nodes of the last `identify`: all, unknown, taking part.
-        self._last: tuple[list[int], list[int], list[int] | None] = [], [], None
+        # Nodes of the last `identify`: all, and those taking part.
+        self._last: tuple[list[int], list[int] | None] = [], None
         self.run_token = ""
         self.acknowledged: dict[str, int] = {}
         self.counted = self.checkpointed = 0
@@ -170,16 +170,14 @@ class Clients:
                 text = "waiting for clients: %d of %d nodes are here: %s"
                 log(INFO, text, logged, awaited, names)
             time.sleep(POLL_INTERVAL)
-        former, unknown, taking_part = self._last
+        former, taking_part = self._last
         if nodes != former:
-            self.here = frozenset(nodes)
-            unknown = [node for node in nodes if node not in self.known]
-            taking_part = None
+            self.here, taking_part = frozenset(nodes), None
         # Asynchronous grids list nodes that are training.
         available = self.here - getattr(grid, "at_work", frozenset[int]())
         self.busy = getattr(grid, "connected", frozenset[int]()) - available
         asked = []
-        for node in unknown:
+        for node in (node for node in nodes if node not in self.known):
             row = self._rows.get(node, ClientInfo(str(node)))
             row.rests -= bool(row.refusal)
             if not row.refusal or row.rests < 0:
@@ -188,9 +186,8 @@ class Clients:
             self._ask(asked, grid)
         if asked or taking_part is None:
             taking_part = self._admitted(grid, nodes)
-            unknown = [node for node in nodes if node not in self.known]
             # Until the model is settled, votes and `refusal_of` may change.
-            self._last = nodes, unknown, taking_part if self._settled else None
+            self._last = nodes, taking_part if self._settled else None
         return list(taking_part)
 
     def _admitted(self, grid: Grid, nodes: list[int]) -> list[int]:
@@ -217,18 +214,15 @@ class Clients:
         if refused:
             grid.send_and_receive(refused, timeout=QUERY_TIMEOUT)
         trained = {n: c for n, c in here.items() if not c.is_newcomer}
-        none = {
-            n for n, c in trained.items() if c.properties.get(keys.NUM_EXAMPLES) == 0
-        }
+        number = {n: c.properties.get(keys.NUM_EXAMPLES) for n, c in self.known.items()}
         # Problems that are not given by examples have none on any client.
-        every = (c.properties.get(keys.NUM_EXAMPLES) == 0 for c in self.known.values())
-        if none and all(every):
-            none = set()
+        any_has = any(count != 0 for count in number.values())
+        none = frozenset(n for n in trained if number[n] == 0 and any_has)
         if new := none - self.untrained:
             text = "without training examples: %s; they are tested, but do not train"
             log(WARNING, text, several(sorted(map(self.label_of, new))))
-        self.untrained = frozenset(none)
-        return _by_name(trained)
+        self.untrained = none
+        return self._by_name(trained)
 
     def _ask(self, nodes: list[int], grid: Grid) -> None:
         """Ask nodes for their properties, and store or refuse their clients."""
@@ -333,15 +327,18 @@ class Clients:
         row = self._rows.get(node)
         return row is not None and keys.STRUCTURE not in row.properties
 
+    def _by_name(self, nodes: Iterable[int]) -> list[int]:
+        return sorted(nodes, key=lambda node: (self.name_of(node), node))
+
     def newcomers(self) -> list[int]:
         """Return the nodes that join after the training, ordered by their names."""
-        return _by_name({n: c for n, c in self.known.items() if c.is_newcomer})
+        return self._by_name(n for n, c in self.known.items() if c.is_newcomer)
 
     def busy_nodes(self) -> list[int]:
         """Return the participants that still owe a reply, ordered by their names."""
-        busy = {n: self.known[n] for n in self.busy if n in self.known}
-        return _by_name(
-            {n: c for n, c in busy.items() if not (c.refusal or c.is_newcomer)}
+        busy = {n: self.known[n] for n in self.busy & self.known.keys()}
+        return self._by_name(
+            n for n, c in busy.items() if not (c.refusal or c.is_newcomer)
         )
 
     def declared(self, node: int, name: str) -> float:
@@ -349,12 +346,6 @@ class Clients:
         # The client may have another node since it was asked; rows stay.
         row = self._rows.get(node)
         return float(row.properties.get(name, math.inf)) if row else math.inf
-
-    def usual_bytes(self, name: str, default: float = 0.0) -> float:
-        """Return the number of bytes that most clients report under a name."""
-        sizes = [c.properties.get(name) for c in self.known.values()]
-        usual = Counter(n for n in sizes if isinstance(n, int)).most_common(1)
-        return usual[0][0] if usual else default
 
     # Waiting.
 
@@ -506,11 +497,6 @@ class Clients:
         self.keys = {name: str(key) for name, key in values.get("keys", {}).items()}
         self._model = dict(values.get("model", {}))
         self._settled = bool(self._model)
-
-
-def _by_name(clients: Mapping[int, ClientInfo]) -> list[int]:
-    """Return nodes in the order of their clients' names."""
-    return sorted(clients, key=lambda node: (clients[node].name, node))
 
 
 def vote(reported: list[Mapping[str, Any]]) -> dict[str, Any]:

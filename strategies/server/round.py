@@ -179,23 +179,18 @@ class Reply:
         converted to float32. In asynchronous rounds they are moved to the current
         version.
         """
-        run, arrays = self._strategy._run, self._received()
+        run, arrays = self._strategy._run, self.decoded[keys.ARRAYS]
+        if self._strategy.settings.transport == "float16":
+            arrays = as_float32(arrays, run.round.record)
         if names := run.round.personal:
             arrays = {n: a for n, a in arrays.items() if n not in names}
         return run.participation.rebased(self.node, arrays)
 
     def personal(self) -> Arrays:
         """Return copies of the arrays that the server keeps for this client."""
-        arrays = self._received()
-        return {
-            name: arrays[name].copy() for name in self._strategy._run.round.personal
-        }
-
-    def _received(self) -> Arrays:
-        arrays: Arrays = self.decoded[keys.ARRAYS]
-        if self._strategy.settings.transport == "float16":
-            return as_float32(arrays, self._strategy._run.round.record)
-        return arrays
+        round, arrays = self._strategy._run.round, self.decoded[keys.ARRAYS]
+        copies = {name: arrays[name].copy() for name in round.personal}
+        return as_float32(copies, round.record)
 
     def read(self) -> Arrays:
         """Return its arrays without copying them, for reading only."""
@@ -295,6 +290,8 @@ class Round:
         self.silent: list[str] = []
         self.unused: dict[str, str] = {}
         self.running: RunningMean | None = None
+        # The mean of all replies, once it is computed.
+        self._means: list[Arrays | None] = []
 
     @cached_property
     def personal(self) -> list[str]:
@@ -353,21 +350,18 @@ class Round:
             allowed = 'all of them, as uses_mean="only" promises'
             require(valid, "the replies of round.mean", replies, allowed)
             return self._combined(replies)
-        # An algorithm may change the dict.
-        return None if self._mean is None else dict(self._mean)
-
-    @cached_property
-    def _mean(self) -> Arrays | None:
-        """The mean of all replies; computed once, as it may change the state."""
-        strategy, running = self._strategy, self.running
-        mean = running.result() if running else self._combined(self.replies)
-        if mean is None:
-            return None
-        if strategy.settings.server_optimizer != "none":
-            about = strategy.settings, strategy.state, self.arrays, self.centre()
-            mean = optimizer_step(*about, mean)
-        # Clients that have not trained yet receive the initial personal arrays.
-        return {**mean, **{name: self.arrays[name] for name in self.personal}}
+        # Computed once, as it may change the state.
+        if not self._means:
+            strategy, running = self._strategy, self.running
+            mean = running.result() if running else self._combined(self.replies)
+            if mean is not None and strategy.settings.server_optimizer != "none":
+                about = strategy.settings, strategy.state, self.arrays, self.centre()
+                mean = optimizer_step(*about, mean)
+            self._means.append(mean)
+        # An algorithm may change the dict. Clients that have not trained yet receive
+        # the initial personal arrays.
+        initial = {name: self.arrays[name] for name in self.personal}
+        return None if self._means[0] is None else {**self._means[0], **initial}
 
     def _combined(self, replies: list[Reply]) -> Arrays | None:
         """Return the result of the rule of ``aggregation`` or of private averaging."""
@@ -549,7 +543,6 @@ class Round:
     @property
     def failure(self) -> str:
         """Why the first client has no valid reply; empty if all have one."""
-        silent = [(name, "no answer") for name in self.silent]
-        for name, reason in [*self.rejections, *silent]:
-            return f"client {self._strategy._run.clients.label(name)}: {reason}"
-        return ""
+        failed = [*self.rejections, *((name, "no answer") for name in self.silent)]
+        label = self._strategy._run.clients.label
+        return f"client {label(failed[0][0])}: {failed[0][1]}" if failed else ""
