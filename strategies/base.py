@@ -59,6 +59,13 @@ NOBODY_INTERVAL = 30.0
 # Metrics under which a client may report its training loss: flwr-frl's, that of
 # Flower's templates, and the plain name.
 LOSSES = ("train-loss", "train_loss", "loss")
+# Arguments with which a strategy samples and averages as Flower's FedAvg does.
+FLOWERS: dict[str, object] = {
+    "fraction_train": 1.0,
+    "min_train_nodes": 2,
+    "min_available_nodes": 2,
+    "weighting": "examples",
+}
 
 
 @dataclass
@@ -147,8 +154,8 @@ class Strategy(Algorithm, uses_mean="only"):
         require(valid, "personal", personal, allowed)
         if self._personal:
             self.state[PERSONAL] = {}
-        # Whether clients of another app have been logged.
-        self._warned = False
+        # Warnings that were logged.
+        self._warned = set[str]()
         sampling = settings.fraction_train, settings.min_train_nodes, settings.seed
         evaluated = settings.fraction_evaluate, min_evaluate_nodes, settings.seed
         self._run = Parts(
@@ -335,6 +342,19 @@ class Strategy(Algorithm, uses_mean="only"):
 
     # Clients of other apps.
 
+    def initialize_parameters(self, client_manager: object) -> None:
+        """Raise `SettingsError`: an app of Flower's legacy API has passed the strategy.
+
+        Flower calls this method of strategies of `ServerAppComponents`.
+        """
+        name = type(self).__name__
+        raise SettingsError(
+            f"{name} is a strategy of Flower's Message API; expected @app.main() with "
+            f"{name}(...).start(grid, initial_arrays), not ServerAppComponents or a "
+            "workflow with LegacyContext",
+            "legacy-api",
+        )
+
     def _remedy(self) -> str:
         """Return what to do if the clients of another app lack something."""
         client = self._traits.client.rpartition(":")[2]
@@ -342,6 +362,12 @@ class Strategy(Algorithm, uses_mean="only"):
             f". {type(self).__name__} needs clients that do the same as {client}; that "
             'is the clientapp "flwr_frl.clients.client_app:app" with its algorithm'
         )
+
+    def _warn_once(self, text: str, *values: object) -> None:
+        """Log a warning, at the first call with this text only."""
+        if text not in self._warned:
+            self._warned.add(text)
+            log(WARNING, text, *values)
 
     def _look_at_foreign(self, round: Round) -> None:
         """Warn if clients of another app do less than the algorithm's own client.
@@ -352,13 +378,13 @@ class Strategy(Algorithm, uses_mean="only"):
             self.state[PERSONAL][reply.client] = reply.personal()
         foreign = any(self._run.clients.is_foreign(r.node) for r in round.replies)
         client = self._traits.client.rpartition(":")[2]
-        if foreign and not self._personal and not self._warned:
-            self._warned = True
-            if client != "FedAvgClient":
-                text = "the clients are those of another app: if they do not do the "
-                text += "same as %s, the server averages all that they return; FedPer("
-                text += "personal=('HEAD.',)) keeps each client's arrays of these names"
-                log(WARNING, text, client)
+        if foreign and not self._personal and client != "FedAvgClient":
+            text = "the clients are those of another app: if they do not do the same "
+            text += (
+                "as %s, the server averages all that they return; with an unchanged "
+            )
+            text += "ClientApp, FedPer(personal=('HEAD.',)) keeps each client's arrays "
+            self._warn_once(text + "of these names on the server", client)
 
     # Messages.
 
@@ -522,17 +548,23 @@ class Strategy(Algorithm, uses_mean="only"):
     def _apply_rule(
         self, weights: Sequence[float], replies: Sequence[Arrays], centre: rules.Sent
     ) -> Arrays | None:
-        """Combine arrays by the rule of ``aggregation``.
+        """Combine arrays by the rule of ``aggregation``, over buckets of replies.
 
         All rules but the mean give every client one vote, as a client can report any
-        number of examples.
+        number of examples. The seed and the round determine the buckets.
         """
         settings, participation = self.settings, self._run.participation
-        fraction, count = settings.byzantine_fraction, len(replies)
-        share = participation.byzantine_share(fraction, count)
+        fraction, size = settings.byzantine_fraction, max(1, settings.bucket_size)
+        share = size * participation.byzantine_share(fraction, len(replies))
         rule = rules.make_rule(settings.aggregation, share, settings.clip_norm)
         if settings.aggregation != "mean":
             weights = [float(weight > 0) for weight in weights]
+            if size > 1:
+                entropy = [settings.seed, rules.BUCKETS, self._run.round.number]
+                rng = np.random.default_rng(entropy)
+                weights, replies = rules.in_buckets(weights, replies, size, rng)
+            if not replies:
+                return None
         return rule(weights, replies, centre)
 
     # Evaluation.
@@ -576,9 +608,14 @@ class Strategy(Algorithm, uses_mean="only"):
         restore_tree(self.state, state)
 
     def summary(self) -> None:
-        """Log the arguments."""
-        personal = f", personal={self._personal}" if self._personal else ""
-        log(INFO, "\t└──> %s: %s%s", type(self).__name__, self.settings, personal)
+        """Log the arguments, and those that differ from Flower's."""
+        settings = self.settings
+        differ = {n: v for n, v in FLOWERS.items() if getattr(settings, n) != v}
+        log(INFO, "\t├──> %s: %s", type(self).__name__, settings)
+        if self._personal:
+            log(INFO, "\t├──> Kept for each client: %s", ", ".join(self._personal))
+        text = ", ".join(f"{name}={value!r}" for name, value in differ.items())
+        log(INFO, "\t└──> Arguments that Flower's FedAvg would have: %s", text or "all")
 
 
 def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:

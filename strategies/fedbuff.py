@@ -54,6 +54,8 @@ class Asynchronous(ClosesEarly, Closing):
     ----------
     version : int
         The current version.
+    last_version : int
+        The last version of the run; 0 if it is unknown.
     """
 
     # A client's change may be in a later version than the one that asked for it.
@@ -66,7 +68,7 @@ class Asynchronous(ClosesEarly, Closing):
         Closing.__init__(self)
         self.settings, self.buffer_size = settings, size
         self.step, self.from_sent = step, from_sent
-        self.version = 0
+        self.version = self.last_version = 0
         self.strategy.state[ASYNCHRONOUS] = {"updates": {}}
         # Name and version of each node at work; nodes may be renamed meanwhile.
         self._since: dict[int, tuple[str, int]] = {}
@@ -77,6 +79,18 @@ class Asynchronous(ClosesEarly, Closing):
         self._idle: list[int] = []
         self._staleness: dict[int, int] = {}
         self._dropped: set[str] = set()
+
+    def set_rounds(self, num_rounds: int) -> None:
+        """Set the number of versions."""
+        self.last_version = num_rounds
+
+    @property
+    def waits_for_rest(self) -> bool:  # type: ignore[override]
+        """Whether the version also waits for the clients that are still at work.
+
+        They would not be in the last evaluation.
+        """
+        return self.version == self.last_version
 
     @property
     def updates(self) -> dict[str, int]:
@@ -306,6 +320,7 @@ class AsynchronousRounds(Wrapping):
         """Return the base that the settings name, with asynchronous participation."""
         wrapped: Strategy = build_strategy(cls.wrapped_settings(settings))
         super()._build(settings, wrapped)
+        wrapped._run.participation.set_rounds(int(settings["num-server-rounds"]))
         return wrapped
 
 

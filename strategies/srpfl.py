@@ -106,6 +106,7 @@ class FirstReplies(ClosesEarly):
 
     def check_clients(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
         """Raise `SettingsError` unless there are enough clients for the first stage."""
+        super().check_clients(num_clients, sample)
         sampled = len(sample())
         allowed = f"at most {sampled}, the number of sampled clients"
         valid = self.initial_nodes <= sampled

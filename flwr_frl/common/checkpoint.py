@@ -16,6 +16,7 @@ from flwr_frl.common.sealed import Arrays, seal, unseal
 
 FILE = "checkpoint.safetensors"
 # Checkpoint of the round with the best mean on the validation sets.
+BEST_FILE = "checkpoint-best-validation.safetensors"
 # Prefixes of array names in the file: shared arrays, and the strategy's state.
 SHARED, STATE = "arrays/", "state/"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from flwr.common import log
 
+from flwr_frl.common.checkpoint import BEST_FILE, token_in
 from flwr_frl.common.checkpoint import FILE as CHECKPOINT
-from flwr_frl.common.checkpoint import token_in
 from flwr_frl.common.files import ACCOUNT_FILE, PRIVATE, refuse_links, write_atomically
 from flwr_frl.common.settings import SettingsError
 
@@ -91,7 +91,8 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
 
     The simulated clients start with the states of the resumed run, or with none: states
     of a run that was killed before its first checkpoint are removed. Only files named
-    like ours are touched.
+    like ours are touched. The best round's checkpoint of the resumed run is copied as
+    well.
 
     Parameters
     ----------
@@ -110,15 +111,15 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
     if resumed and resumed.resolve() == directory.resolve():
         return
     with _os_errors_as_settings(f"{str(directory)!r} cannot be prepared"):
-        for path in _states_in(directory):
+        for path in _files_of_best_round_and_clients(directory):
             path.unlink(missing_ok=True)
         if resumed:
-            for path in _states_in(resumed):
+            for path in _files_of_best_round_and_clients(resumed):
                 copy = directory / path.relative_to(resumed)
                 write_atomically(copy, path.read_bytes(), durable=False, mode=PRIVATE)
 
 
-def _states_in(directory: Path) -> list[Path]:
-    """Return the files of simulated clients."""
-    places = (f"{STATES}/[0-9]*/{name}" for name in OF_CLIENT)
+def _files_of_best_round_and_clients(directory: Path) -> list[Path]:
+    """Return the existing files of a run that are named like these."""
+    places = [BEST_FILE, *(f"{STATES}/[0-9]*/{name}" for name in OF_CLIENT)]
     return [path for place in places for path in directory.glob(place)]

@@ -43,7 +43,7 @@ VALIDATION_FRACTION = 0.2
 # Settings that the search sets itself, or that need validation sets in the final run.
 FIXED = (
     *("algorithm", "evaluate-on", "output", "resume", "seed", "validation-fraction"),
-    "patience",
+    *("patience", "keep-best"),
 )
 
 # Settings of a point of the grid.

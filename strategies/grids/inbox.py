@@ -62,6 +62,8 @@ class Closing:
 
     # True if replies that arrive after the round's end belong to the next round.
     lasts = False
+    # True if the round also waits for replies that it does not need.
+    waits_for_rest = False
 
     def __init__(
         self,
@@ -323,6 +325,8 @@ class Inbox(GridDecorator):
         if 0 < closing.missing < math.inf:
             text = "the round closes although valid replies are missing: %d"
             log(WARNING, text, closing.missing)
+        while closing.waits_for_rest and self._awaited(closing):
+            self._receive(closing, pauses)
         if not closing.lasts:
             for sent in self._awaited(closing).values():
                 sent.closing = None

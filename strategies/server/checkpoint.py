@@ -131,8 +131,8 @@ class Checkpoint:
     seconds: float
     settings: Settings
 
-    def write(self, directory: Path) -> None:
-        """Replace the checkpoint in a run's output directory, atomically.
+    def write(self, directory: Path, name: str = FILE) -> None:
+        """Replace the checkpoint of a name in a run's output directory, atomically.
 
         After an `OSError` the former checkpoint is still there.
         """
@@ -149,7 +149,7 @@ class Checkpoint:
         }
         shared = {name: values_of(array) for name, array in self.arrays.items()}
         data = pack(Content(about, shared, state_arrays))
-        write_atomically(directory / FILE, data, mode=PRIVATE)
+        write_atomically(directory / name, data, mode=PRIVATE)
 
     @classmethod
     def read(cls, directory: Path, settings: Settings) -> "Checkpoint":

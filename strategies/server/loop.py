@@ -17,7 +17,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-from flwr_frl.common.checkpoint import FILE
+from flwr_frl.common.checkpoint import BEST_FILE, FILE
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES, TESTED_MODEL
 from flwr_frl.common.settings import SettingsError
@@ -263,7 +263,8 @@ class Loop:
             text = f"no valid reply in {self._empty} rounds in a row; {why}"
             raise SettingsError(text)
         # With FedAsync there may be as many rounds as replies.
-        best, since = best_round(self.report.rows) if settings.patience else (0, 0)
+        needed = settings.patience or settings.keep_best
+        best, since = best_round(self.report.rows) if needed else (0, 0)
         if ends := 0 < settings.patience <= since:
             text = "the run ends: no better validation in %d evaluations since round %d"
             log(INFO, text, since, best)
@@ -274,6 +275,9 @@ class Loop:
             about = server_round, arrays, state(), seconds, self.report.settings
             return Checkpoint(*about)
 
+        if settings.keep_best and best == server_round:
+            with self.report.writing(BEST_FILE):
+                checkpoint().write(self.report.directory, BEST_FILE)
         self._unwritten = checkpoint
         is_last = ends or server_round == settings.num_server_rounds
         if is_last or (every and server_round % every == 0):

@@ -71,7 +71,7 @@ class Participation:
     waits_for_all = True
 
     def check_clients(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
-        """Raise `SettingsError` if a run cannot begin with this number of clients.
+        """Raise `SettingsError` if no client would be sampled.
 
         Parameters
         ----------
@@ -80,6 +80,12 @@ class Participation:
         sample : callable
             Returns the clients that the strategy samples in the first round.
         """
+        nobody = int(self.fraction * num_clients + 1e-9) == 0
+        if nobody and self.least <= 1 and num_clients:
+            raise SettingsError(
+                f"fraction-train is {self.fraction}: of {num_clients} clients it "
+                f"samples nobody; expected at least {1 / num_clients:.4g}"
+            )
 
     def set_rounds(self, num_rounds: int) -> None:
         """Set the number of rounds of the run."""
@@ -430,7 +436,9 @@ class Round:
             if isinstance(record, MetricRecord):
                 metrics.append(entries_of(record))
             elif is_array and not self.trains:
-                # Evaluations of other apps return models, which would stay in memory.
+                text = "evaluations of another app return arrays, which are not used"
+                strategy._warn_once(text)
+                # Replies stay in memory until the next evaluation.
                 del message.content[key]
             elif key not in (self.like if is_array else (keys.BYTES, keys.PROPERTIES)):
                 raise InvalidReplyError(
@@ -448,6 +456,9 @@ class Round:
         for record in metrics:
             values = check_values(record).items()
             reply.metrics = {n: v for n, v in values if isinstance(v, (int, float))}
+            if lists := sorted(record.keys() - reply.metrics.keys()):
+                text = "metrics that are lists are not averaged: %s"
+                strategy._warn_once(text, ", ".join(lists))
         if not self.trains:
             return reply
         # Detects repeated content; a Byzantine client can report any round.

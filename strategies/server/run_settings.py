@@ -63,6 +63,11 @@ class RunSettings(Checked):
         early; 0 disables early stopping. The clients' mean validation accuracy must
         improve, or their loss if there is no accuracy. Requires ``evaluate-on`` to be
         ``validation``, or ``result-protocol`` to be ``best-validation``.
+    keep_best : bool, default False
+        Whether to keep a second checkpoint, of the round with the best validation mean,
+        as ``checkpoint-best-validation.safetensors``. It contains the server's arrays
+        only: clients save their personal arrays for the last checkpoint. It has the
+        requirements of ``patience``.
     resume : str, default ""
         Results folder of the run to resume.
     tracker : str, default ""
@@ -93,6 +98,7 @@ class RunSettings(Checked):
     )
     checkpoint_every: int = setting(0, ge=0, may_differ="always")
     patience: int = setting(0, ge=0, may_differ="on resume")
+    keep_best: bool = setting(False, may_differ="always")
     resume: PathText = setting("", form="a directory", may_differ="always")
     tracker: str = setting("", form="a name or import path", may_differ="always")
     tracker_uri: str = setting("", form="an address", may_differ="always")
@@ -108,7 +114,10 @@ class RunSettings(Checked):
         require(
             valid or not validates, "result-protocol", self.result_protocol, allowed
         )
-        validates |= settings["evaluate-on"] == "validation"
-        allowed = "0 unless evaluate-on is validation or result-protocol "
-        allowed += "best-validation: no round is chosen by test sets"
-        require(validates or not self.patience, "patience", self.patience, allowed)
+        for name, value in (("patience", self.patience), ("keep-best", self.keep_best)):
+            allowed = f"{type(value)()} unless evaluate-on is validation or "
+            allowed += (
+                "result-protocol best-validation: no round is chosen by test sets"
+            )
+            valid = validates or settings["evaluate-on"] == "validation" or not value
+            require(valid, name, value, allowed)

@@ -51,6 +51,7 @@ UNSEEN = "the server sees no client's arrays"
 # Other settings, their only values with secure aggregation, and why.
 ONLY = {
     "aggregation": ("mean", UNSEEN),
+    "bucket-size": (0, UNSEEN),
     "transport": ("float32", "secure-bits=16 halves what clients send"),
     "initialization": ("random", UNSEEN),
 }

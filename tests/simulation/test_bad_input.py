@@ -64,6 +64,7 @@ fed-mtl @ weighting='examples' => weighting
 fedrod --task linear => ~'fedrod' and task 'linear': it needs classes
 fedrep @ secure-aggregation=true aggregation='median' => aggregation
 fedrep @ secure-aggregation=true transport='float16' => transport
+fedrep @ secure-aggregation=true bucket-size=2 => bucket-size
 flute @ secure-aggregation=true => secure-aggregation
 fedproto @ secure-aggregation=true => secure-aggregation
 ifca @ secure-aggregation=true => secure-aggregation
@@ -111,7 +112,7 @@ def test_a_refused_run_deletes_and_moves_nothing(surroundings):
         ("tracker='foo'", "~unknown tracker 'foo'; known: "),
         ("tracker='os:path'", "~expected a subclass of Tracker"),
         ("speed-model='fast'", "~unknown speed-model 'fast'"),
-        ("speed-model='times.txt'", "~'soon'; expected a finite number"),
+        ("speed-model='times.txt'", "~'soon' to float64"),
         ("speed-model='bytes'", "~can't decode byte 0xff"),
     ):
         arguments = ("srpfl", *config(f"checkpoint-every=1 {setting}"))

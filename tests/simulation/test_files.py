@@ -127,6 +127,7 @@ def test_a_full_disk_delays_metrics(tmp_path, monkeypatch) -> None:
 
 
 OF_ALGORITHM = ("checkpoint.safetensors", "metrics.jsonl", "clients.json")
+OF_ALGORITHM += ("checkpoint-best-validation.safetensors",)
 OF_RUN = ("summary.json", "report.html")
 
 
@@ -142,7 +143,8 @@ def test_a_file_that_cannot_be_written_is_an_error(
         replace(partial, path)
 
     monkeypatch.setattr(os, "replace", refuse)
-    go(tmp_path, "fedrep", rounds=1, code=2)
+    best = {"keep_best": True, "evaluate_on": "validation", "validation_fraction": 0.2}
+    go(tmp_path, "fedrep", rounds=1, code=2, **best)
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"error: output is {str(tmp_path)!r}")
     assert f"not written: {name}; " in last

@@ -45,6 +45,7 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "learning-rate-schedule": ("cosin",),
         "class-weights": ("balance", "1,2"),
         "patience": (3,),
+        "keep-best": (True,),
         "output": ("",),
     },
     "fedprox": {"proximal-mu": (-1.0, math.inf)},

@@ -276,8 +276,10 @@ def test_fast_byzantine_clients_do_not_determine_the_model(rule, monkeypatch, tm
         (20, {"byzantine_fraction": 0.0}, 1),
         (20, {"byzantine_fraction": 0.01}, 3),
         (20, {"aggregation": "multi-krum"}, 11),
+        # Each Byzantine client can corrupt one bucket.
+        (20, {"bucket_size": 2}, 17),
         # A buffer cannot hold more than all clients.
-        (5, {"aggregation": "multi-krum", "byzantine_fraction": 0.3}, 5),
+        (9, {"bucket_size": 3}, 9),
         (20, {"aggregation": "mean"}, 1),
     ],
 )

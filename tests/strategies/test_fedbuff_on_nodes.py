@@ -9,7 +9,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from quadratic_clients import quadratic
 
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.strategies import FedAvg, FedBuff
+from flwr_frl.strategies import FedAsync, FedAvg, FedBuff
 from flwr_frl.strategies.grids import inbox
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulation import InlineGrid
@@ -68,6 +68,7 @@ def run_on(
     grid: Late, wrapper: FedBuff, versions: int, timeout: float = 60.0, every: int = 99
 ):
     strategy, rows = wrapper, []
+    wrapper._run.participation.last_version = versions
     run_rounds(
         strategy,
         Inbox(grid, strategy._run.clients.name_of, timeout),
@@ -121,6 +122,22 @@ def test_replies_that_arrive_together_close_separate_versions(no_pauses):
     rows = run_on(grid, wrapper, 9)
     assert [row["clients"] for row in rows] == [1] * 9
     assert {row["staleness-max"] for row in rows} >= {0, 1, 2}
+
+
+def test_last_evaluation_waits_for_clients_at_work(no_pauses):
+    # Each client's accuracy is constant: 0, 0.1, 0.2 and 0.3.
+    grid = Late({1: 1, 2: 3, 3: 5, 4: 40})
+    wrapper = FedAsync(FedAvg(), concurrency=4)
+    rows = run_on(grid, wrapper, 12, every=1)
+    assert grid.now >= 40
+    assert (rows[-1]["evaluated"], rows[-1]["clients"]) == (4, 1)
+    assert rows[-1]["accuracy"] == pytest.approx(0.15)
+    assert all("evaluated-before" not in row for row in (rows[0], rows[-1]))
+    # Other evaluations do not wait; clients at work count with their latest metrics.
+    assert [row["evaluated"] for row in rows[5:-1]] == [3] * 6
+    assert all(row["accuracy"] == pytest.approx(0.1) for row in rows[5:-1])
+    assert any(row["evaluated-before"] == 2 for row in rows[5:-1])
+    assert grid.log.count(4) == 1
 
 
 def test_silent_nodes_are_paused(no_pauses):

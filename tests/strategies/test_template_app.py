@@ -15,13 +15,15 @@ import pytest
 from client_messages import values_of
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.server import ServerAppComponents, ServerConfig
+from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.strategies import FedAvg, FedRep, FFALoRA
+from flwr_frl.strategies import IFCA, SRPFL, FedAvg, FedRep, FFALoRA
 from flwr_frl.strategies.grids.simulation import InlineGrid
 
 APP = Path(__file__).parents[1] / "e2e" / "template_app"
@@ -269,7 +271,7 @@ def test_one_warning_if_the_client_app_is_not_the_algorithm_s(name, count, caplo
     assert all("FedPer(personal=" in line for line in warnings(caplog))
 
 
-def test_arrays_from_an_evaluation_and_lists_of_metrics_are_left_out():
+def test_arrays_from_an_evaluation_and_lists_of_metrics_are_left_out(caplog):
     def returning_more(message: Message, context: Context, call: Any) -> Message:
         reply = call(message, context)
         if message.metadata.message_type == "evaluate":
@@ -285,6 +287,7 @@ def test_arrays_from_an_evaluation_and_lists_of_metrics_are_left_out():
     rounds = CONFIG["num-server-rounds"]
     for metrics in result.evaluate_metrics_clientapp.values():
         assert (metrics["evaluated"], metrics["evaluation-rejected"]) == (N, 0)
+    assert len(warnings(caplog)) == 2
     theirs = run(IMPORT, STRATEGY, app).train_metrics_clientapp[rounds]
     ours = result.train_metrics_clientapp[rounds]
     # The sizes of the clients are 1 : 2 : 3 : 4.
@@ -315,6 +318,15 @@ def test_ffa_lora_keeps_the_initial_a_of_another_app() -> None:
         assert same == ("lora_A" in name)
 
 
+def test_the_arguments_that_flower_s_fedavg_would_have_are_named(caplog):
+    # A command in an earlier test may have hidden Flower's messages.
+    caplog.set_level("INFO", "flwr")
+    run(OURS.format("FedAvg"), f"FedAvg({ALL})")
+    (line,) = [x for x in caplog.messages if "Flower's FedAvg" in x]
+    assert "weighting='examples'" in line
+    assert "fraction_train" not in line
+
+
 def test_new_arguments_of_start_reach_flower(monkeypatch) -> None:
     def start(self: Any, grid: Any, *args: Any, **kwargs: Any) -> Result:
         return Result(arrays=kwargs["should_stop"])
@@ -323,3 +335,14 @@ def test_new_arguments_of_start_reach_flower(monkeypatch) -> None:
     grid = ConnectedGrid(client_app(), N, CONFIG)
     started = FedRep().start(grid, ArrayRecord(), 3, should_stop="it")
     assert started.arrays == "it"
+
+
+@pytest.mark.parametrize("strategy", [FedRep(), IFCA(), SRPFL(FedRep())])
+def test_the_legacy_api_is_refused_in_one_line(strategy: Any) -> None:
+    config = ServerConfig(num_rounds=1)
+    parts = ServerAppComponents(strategy=strategy, config=config)
+    app = ServerApp(server_fn=lambda context: parts)
+    with pytest.raises(SettingsError) as caught:
+        app(ConnectedGrid(client_app(), N, CONFIG), Context(1, 0, {}, RecordDict(), {}))
+    assert caught.value.code == "legacy-api"
+    assert "\n" not in str(caught.value)

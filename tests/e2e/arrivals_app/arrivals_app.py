@@ -140,6 +140,7 @@ def versions(grid, context):
     """Run FedBuff with a buffer of one update."""
     base = Strategy(min_available_nodes=NODES)
     strategy = FedBuff(base, concurrency=NODES, buffer_size=1, staleness_exponent=1.0)
+    strategy._run.participation.last_version = VERSIONS
     grid = Inbox(grid, strategy._run.clients.name_of)
 
     def after_round(version, arrays, metrics):

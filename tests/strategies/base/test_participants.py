@@ -72,6 +72,12 @@ def test_number_of_sampled_clients(fraction, least, nodes, expected):
     assert len(strategy.sample(1, list(range(nodes)))) == expected
 
 
+def test_fraction_that_samples_no_client_is_an_error():
+    line = "fraction-train is 0.05: of 10 clients it samples nobody; expected at"
+    with pytest.raises(SettingsError, match=f"{line} least 0.1"):
+        FedAvg(fraction_train=0.05)._check_clients(10)
+
+
 def test_client_that_leaves_before_round_1_does_not_end_the_run(tmp_path):
     class Leaving(InlineGrid):
         looks = 0
@@ -85,8 +91,13 @@ def test_client_that_leaves_before_round_1_does_not_end_the_run(tmp_path):
             return []
 
     values = {"algorithm": "fedavg", "output": str(tmp_path), "num-server-rounds": 1}
+    # The fraction samples one of 20 clients, and none of 19.
     settings = resolve({**values, "fraction-train": 0.05})
     assert serve(Leaving(honest, 20), settings)["rounds"] == 1
+    few = {**settings, "output": str(tmp_path / "few")}
+    with pytest.raises(SettingsError, match=r"of 19 clients it samples nobody"):
+        serve(InlineGrid(honest, 19), few)
+    assert not (tmp_path / "few").exists()
 
 
 # Identification
