@@ -8,7 +8,7 @@ from softmax_runs import CLASSES, DIMENSION, N, draw, run, task_of
 from torch import nn
 
 from flwr_frl.clients.device.groups import array_names
-from flwr_frl.clients.fedcp import BANDWIDTHS, SeparatingHead, discrepancy
+from flwr_frl.clients.fedcp import BANDWIDTHS, SeparatingHead
 from flwr_frl.task import SplitModel
 
 K, RATE, STEPS = 3, 0.3, 3
@@ -177,15 +177,6 @@ def test_clients_are_tested_with_both_heads():
         plain = h @ shared["head.weight"].T + shared["head.bias"]
         right = np.mean(plain.argmax(1) == y)
         assert metrics["accuracy-global"] == pytest.approx(right)
-
-
-def test_discrepancy_of_a_sample_with_itself_is_0():
-    x, y = torch.randn(2, 7, 4, generator=torch.Generator().manual_seed(0))
-    assert discrepancy(x, x).item() == pytest.approx(0, abs=1e-6)
-    assert discrepancy(x, y).item() == pytest.approx(
-        mmd(x.numpy(), y.numpy()), abs=1e-5
-    )
-    assert discrepancy(x, y).item() > 0.01
 
 
 def test_features_of_several_positions_are_split_per_position():

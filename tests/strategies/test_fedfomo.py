@@ -109,17 +109,15 @@ def test_validation_examples_are_not_trained_on():
 
 
 def test_models_with_the_largest_affinity_are_chosen_without_exploration():
-    strategy = FedFomo(fomo_models=3, fomo_epsilon=0.0)
-    strategy.models.update({name: {} for name in "abcdef"})
-    strategy.affinity["a"] = {"b": -1.0, "c": 2.0, "d": 3.0, "e": -0.5}
+    strategy, explorer, always = (
+        FedFomo(fomo_models=3, fomo_epsilon=epsilon, fomo_epsilon_decay=decay)
+        for epsilon, decay in ((0.0, 0.0), (1.0, 0.5), (1.0, 0.0))
+    )
+    for each in (strategy, explorer, always):
+        each.models.update({name: {} for name in "abcdef"})
+        each.affinity["a"] = {"b": -1.0, "c": 2.0, "d": 3.0, "e": -0.5}
     for server_round in range(1, 5):
         assert strategy.choose("a", server_round) == ["d", "c", "f"]
-    explorer = FedFomo(fomo_models=3, fomo_epsilon=1.0, fomo_epsilon_decay=0.5)
-    explorer.models.update(strategy.models)
-    explorer.affinity.update(strategy.affinity)
-    always = FedFomo(fomo_models=3, fomo_epsilon=1.0, fomo_epsilon_decay=0.0)
-    always.models.update(strategy.models)
-    always.affinity.update(strategy.affinity)
     assert len({tuple(always.choose("a", r)) for r in range(1, 9)}) > 1
     assert always.choose("a", 1) == explorer.choose("a", 1)
     assert explorer.choose("a", 3) == ["d", "c", "f"]
@@ -133,29 +131,7 @@ def test_evaluation_sends_no_models_except_to_newcomers():
     result = run("fedfomo", 3, evaluate=True, fomo_models=2)
     for message, _ in result.between("evaluate"):
         assert candidates_of(message) == []
-    strategy, arrays = (
-        result.strategy,
-        result.between("evaluate")[0][0].content["arrays"],
-    )
-    config = result.between("evaluate")[0][0].content["config"]
-    round = Round(strategy, 3, arrays, config, [1], trains=False)
+    sent, strategy = result.between("evaluate")[0][0].content, result.strategy
+    round = Round(strategy, 3, sent["arrays"], sent["config"], [1], trains=False)
     (message,) = strategy._open_round(round, "evaluate.newcomer")
     assert len(candidates_of(message)) == 2
-
-
-def test_newcomers_do_not_train_on_their_validation_examples():
-    rounds = {"newcomer_epochs": 2, "batch_size": 100}
-    client = run("fedfomo", 0, fomo_validation=0.5, **rounds).client(0, 0)
-    client._receive(client.get_parameters({}), {})
-    train, validation = client.split()
-    assert len(train) == len(validation) == 3
-    ((inputs, y),) = train.batches(3)
-    x = np.column_stack([inputs, np.ones(3)])
-    theta = start()
-    for _ in range(2):
-        scores = np.exp(x @ theta.T)
-        slope = scores / scores.sum(1, keepdims=True) - np.eye(3)[y]
-        theta = theta - RATE * slope.T @ x / 3
-    client.personalize()
-    arrays = {name: tensor.numpy() for name, tensor in client.saved.items()}
-    assert_near(matrix(arrays, "model."), theta)

@@ -19,7 +19,6 @@ from softmax_runs import (
 from torch import nn
 
 from flwr_frl.clients.fedrod import BothLosses, TwoHeads
-from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 from flwr_frl.task.tasks.text import PositionwiseLinear
 
 
@@ -90,23 +89,6 @@ def test_generic_head_is_unchanged_for_absent_classes():
         assert (parameter.grad[[0, 2]] != 0).all()
     for parameter in heads.personal.parameters():
         assert (parameter.grad != 0).all()
-
-
-def balanced(num_clients):
-    """Equal numbers of examples per class, and a representation with parameters."""
-
-    def examples(i):
-        generator = torch.Generator().manual_seed(i)
-        y = torch.arange(12) % CLASSES
-        x = torch.randn(12, DIMENSION, generator=generator) + y[:, None]
-        return ExampleSet(x, y)
-
-    def model():
-        layers = nn.Sequential(nn.Linear(DIMENSION, 5), nn.Tanh())
-        return SplitModel(layers, nn.Linear(5, CLASSES))
-
-    sets = [examples(i) for i in range(num_clients)]
-    return ExampleTask(model, sets, sets, classes=("a", "b", "c"))
 
 
 def test_counts_are_added_per_class_in_sequences():

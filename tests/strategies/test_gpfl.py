@@ -132,17 +132,6 @@ def test_every_round_matches_the_equations(weighting):
             assert (shared[name] - value).abs().max() > 1e-3
 
 
-def test_zero_valve_passes_the_positive_features():
-    client = run("gpfl", 0, **OWN).client(0, 0)
-    client._receive(client.get_parameters({}), {})
-    for name, value in client.received.items():
-        if name.startswith(("valve.gamma.2", "valve.beta.2")):
-            value.zero_()
-    x = examples(0)[0].float()
-    expected = client.model.head(client.model.representation(x).clamp(min=0))
-    torch.testing.assert_close(client.deployed_model()(x), expected)
-
-
 def test_client_without_examples_uses_the_global_condition():
     client = run("gpfl", 0, **OWN).client(0, 0)
     client._receive(client.get_parameters({}), {})

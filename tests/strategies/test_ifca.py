@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from function_clients import reply_with
 from seen_replies import seen
 from softmax_runs import (
@@ -86,23 +85,6 @@ def test_first_model_is_that_of_the_task_and_others_are_random():
     for theta, other in zip(models, [*models[1:], models[0]], strict=True):
         assert np.abs(theta - other).max() > 0.1
         assert np.abs(theta).max() <= bound
-
-
-def test_seeds_may_be_large():
-    task = run("ifca", 0, num_clusters=CLUSTERS).client(0, 0).task
-    object.__setattr__(task, "seed", 2**62)
-    # The run has cached the models of another seed.
-    _, *models = initial_models(task, CLUSTERS + 1)["head.weight"]
-    assert all(model.abs().max() > 0 for model in models)
-    assert not torch.equal(models[0], models[1])
-
-
-def test_clients_return_one_model_and_its_cluster_index():
-    result = run("ifca", 1, num_clusters=CLUSTERS)
-    for message, reply in result.between("train"):
-        assert {n.partition(".")[0] for n in message.content["arrays"]} == {"clusters"}
-        assert list(reply.content["arrays"]) == ["head.weight", "head.bias"]
-        assert reply.content["metrics"]["cluster"] in range(CLUSTERS)
 
 
 @pytest.mark.parametrize("cluster", [-1, 0.5, 2, None])

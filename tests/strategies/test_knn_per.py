@@ -69,17 +69,6 @@ def test_prediction_is_the_class_of_the_nearest_stored_example():
     assert mixed.nearest(z, 3).shape == (3, 3)
 
 
-def test_equal_distances_are_ordered_by_index():
-    stored = torch.cat([torch.ones(1, 2), torch.zeros(100, 2), -torch.ones(1, 2)])
-    targets = torch.tensor([0, 1, 2, 3] + [4] * 98)
-    mixed = MixedHead(torch.nn.Linear(2, 5), stored, targets, settings_of(3, 0.5, 1.0))
-    # The first input has 100 equal neighbours, the second one nearest and 100 equal.
-    shares = mixed.nearest(torch.tensor([[0.0, 0.0], [1.0, 1.0]]), 5).numpy()
-    far = np.exp(-1) / (1 + 2 * np.exp(-1))
-    expected = [[0, 1 / 3, 1 / 3, 1 / 3, 0], [1 - 2 * far, far, far, 0, 0]]
-    np.testing.assert_allclose(shares, expected, rtol=1e-6)
-
-
 @pytest.mark.parametrize("offset", [0, 1000])
 def test_neighbours_are_the_nearest_of_many(offset):
     rng = np.random.default_rng(5)

@@ -135,16 +135,6 @@ def test_privacy_noise_is_accounted_for(algorithm, noise):
     assert "epsilon" in text
 
 
-def test_frozen_weight_equals_that_of_the_model_without_adapters():
-    result = run("fedrep", 2, weight_decay=0.5, **ADAPTERS)
-    client = result.client(result.trained[-1][0], 2)
-    client._receive(list(result.arrays[-1].values()), {})
-    base = client.model.representation[0].base_layer.weight
-    expected = run("fedrep", 1, task="lora_tasks:plain").client(0, 1).task
-    weight = expected.initial_state["representation.0.weight"]
-    torch.testing.assert_close(base, weight, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("kind", [FedSALoRAClient, FFALoRAClient, FedDPAClient])
 def test_lora_algorithms_need_adapters(kind):
     task = build_task(resolve({"task": "lora_tasks:plain"}), N)

@@ -4,7 +4,6 @@ import json
 
 import numpy as np
 import pytest
-import torch
 from flwr.app import MessageType
 from softmax_runs import (
     RATE,
@@ -20,11 +19,8 @@ from softmax_runs import (
 
 from flwr_frl import simulate
 from flwr_frl.clients.device.setup import newcomers
-from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.clients.fedrep import solve_head
 from flwr_frl.common.settings import resolve
-from flwr_frl.results.results import summarize_newcomers
-from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.server.evaluation import let_join
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.task.tasks import build_task
@@ -70,34 +66,6 @@ def test_newcomer_fits_its_own_head():
     _, metrics = joined("fedper")
     for i, entries in zip(NEW, metrics, strict=True):
         theta = descend(start(), i, gradient)
-        assert entries[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
-
-
-class WithStatistics(FedAvgClient):
-    """Shares an array besides the model; newcomers fit a head."""
-
-    shared = (*FedAvgClient.shared, "statistics.")
-
-    def initial_group(self, slot):
-        return {"count": torch.zeros(3)}
-
-    def personalize(self):
-        self.train("head", self.settings.newcomer_epochs)
-
-    def update(self):
-        loss = self.train("all", self.settings.representation_epochs)
-        return loss, {**self.received, **self.model.tensors}
-
-
-class Statistics(FedAvg, client=f"{__name__}:WithStatistics"):
-    pass
-
-
-def test_newcomer_fits_with_additional_shared_arrays():
-    result, metrics = joined(f"{__name__}:Statistics")
-    arrays = {n: a for n, a in result.arrays[-1].items() if n != "statistics.count"}
-    for i, entries in zip(NEW, metrics, strict=True):
-        theta = descend(matrix(arrays), i, gradient)
         assert entries[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
@@ -219,13 +187,3 @@ def test_newcomers_of_a_run_that_ended_early_join_after_its_last_round(tmp_path)
         entries.append(json.loads(path.read_text()))
     # The order of their examples depends on the round.
     assert entries[0] == entries[1]
-
-
-def test_means_over_newcomers():
-    metrics = {
-        "a": [{"num-examples": 2, "accuracy": 0.1}, {"num-examples": 4, "accuracy": 1}],
-        "b": [{"num-examples": 8, "accuracy": 0.5}],
-    }
-    joined = {name: {"by-examples": entries} for name, entries in metrics.items()}
-    assert summarize_newcomers(joined) == {"accuracy-newcomers": 0.75}
-    assert summarize_newcomers({}) == {}

@@ -10,7 +10,7 @@ from softmax_runs import CLASSES, RATE, STEPS, N, assert_near, draw, mean, run, 
 
 from flwr_frl.clients import PFedFDAClient
 from flwr_frl.clients.device.groups import array_names, personal_arrays
-from flwr_frl.clients.pfedfda import Gaussians, minimum_in_unit_interval
+from flwr_frl.clients.pfedfda import minimum_in_unit_interval
 from flwr_frl.task import ExampleSet
 
 TASK = {"task": "layered:layered"}
@@ -123,24 +123,6 @@ def test_newcomer_saves_the_head_of_the_adapted_gaussians(how, within):
     gaussians = [arrays[name].astype(float) for name in (MEANS, COVARIANCE)]
     expected = head_of(*adapted(a, i, gaussians, how), draw(i)[1])
     np.testing.assert_allclose(head, expected, atol=within)
-
-
-def test_head_predicts_the_posteriors_of_the_gaussians():
-    rng = np.random.default_rng(0)
-    means, root = rng.standard_normal((3, 4)), rng.standard_normal((4, 4))
-    covariance = root @ root.T + np.eye(4)
-    priors = np.array([0.5, 0.3, 0.2])
-    gaussians = Gaussians(torch.tensor(means), torch.tensor(covariance))
-    w, b = (t.numpy() for t in gaussians.classifier(torch.tensor(priors)))
-    z = rng.standard_normal((6, 4))
-    scale = np.trace(covariance) / 4
-    inverse = np.linalg.inv((1 - EPS) * covariance + EPS * scale * np.eye(4))
-    away = z[:, None] - means
-    log_density = -np.einsum("ncd,de,nce->nc", away, inverse, away) / 2
-    joint = np.exp(log_density) * priors
-    scores = np.exp(z @ w.T + b)
-    expected = joint / joint.sum(1, keepdims=True)
-    np.testing.assert_allclose(scores / scores.sum(1, keepdims=True), expected)
 
 
 def test_client_with_global_beta_returns_the_received_gaussians():

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from paper_rounds import VARIANTS, run_variant
 from softmax_runs import (
     RATE,
@@ -10,14 +9,11 @@ from softmax_runs import (
     N,
     assert_near,
     gradient,
-    linear,
     matrix,
     normed,
     run,
     start,
 )
-
-from flwr_frl.task import ExampleSet, ExampleTask
 
 EVERYBODY = list(range(N))
 
@@ -95,52 +91,6 @@ def test_c_remains_the_mean_of_all_c_i(late):
         expected = np.sum(parts, axis=0) / len(here)
         assert_near(matrix(arrays, "control."), expected, 1e-6)
     assert result.trained[-1]
-
-
-def test_scaffold_reaches_the_optimum_and_fedavg_does_not():
-    # With many local steps, FedAvg drifts to a mean of the clients' own best models.
-    usual = {"weight_decay": 0.3, "representation_epochs": 5}
-    slopes = {}
-    for algorithm in ("scaffold", "fedavg"):
-        theta = matrix(run(algorithm, 35, watched=False, **usual).arrays[-1])
-        gradients = [gradient(theta, i, 0.3) for i in EVERYBODY]
-        slopes[algorithm] = np.abs(np.mean(gradients, axis=0)).max()
-    assert slopes["scaffold"] < 1e-4
-    assert slopes["fedavg"] > 1e-2
-
-
-def slope(num_clients):
-    """A task with losses linear in θ; client i's gradient is g_i for any batch."""
-
-    def examples(i):
-        x = torch.tensor([1.0, 2.0, -1.0, 0.5]) + i
-        return ExampleSet(x.repeat(10, 1), torch.tensor([0.1, -0.2, 0.3]).repeat(10, 1))
-
-    sets = [examples(i) for i in range(num_clients)]
-    return ExampleTask(linear, sets, sets, lambda out, y: (out * y).sum(1).mean())
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-@pytest.mark.parametrize(("batch_size", "epochs"), [(4, 2), (3, 1), (10, 3), (64, 1)])
-def test_a_constant_gradient_becomes_c_i(momentum, batch_size, epochs):
-    # The effects of steps and momentum cancel, also with a smaller last batch.
-    result = run(
-        "scaffold",
-        3,
-        task=f"{__name__}:slope",
-        momentum=momentum,
-        batch_size=batch_size,
-        representation_epochs=epochs,
-        learning_rate=0.05,
-    )
-    inputs = np.array([1.0, 2.0, -1.0, 0.5, 1.0])
-    for kept in result.kept:
-        for i, state in enumerate(kept):
-            if state:
-                x = inputs + i * np.array([1, 1, 1, 1, 0])
-                expected = np.outer([0.1, -0.2, 0.3], x)
-                assert_near(matrix(state, "own-control."), expected)
-    assert sum(map(bool, result.kept[-1])) >= 4
 
 
 def test_batch_norm_statistics_are_averaged_for_any_global_rate():

@@ -14,7 +14,6 @@ from function_clients import (
     reply_with,
     train_once,
 )
-from softmax_runs import run
 
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.server.checkpoint import State
@@ -170,15 +169,3 @@ def test_steps_below_the_precision_of_messages_accumulate():
     *_, (_, new) = rounds_of(strategy, range(1, 5), {"w": np.ones(3, np.float32)})
     assert (new["w"] != 1).all()
     assert (new["w"].astype(np.float16) == 1).all()
-
-
-@pytest.mark.parametrize("algorithm", ["fedrep", "lg-fedavg", "flute", "fedas"])
-def test_momentum_without_memory_equals_the_mean(algorithm):
-    plain = run(algorithm, 3)
-    other = run(algorithm, 3, server_optimizer="momentum", server_optimizer_beta1=0.0)
-    for arrays, expected in zip(
-        [*other.arrays, *other.kept[-1]], [*plain.arrays, *plain.kept[-1]], strict=True
-    ):
-        assert arrays.keys() == expected.keys()
-        for name in arrays:
-            np.testing.assert_allclose(arrays[name], expected[name], atol=1e-6)

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 from command_line import Killed, die_in
 from flwr.app import Context, MessageType, RecordDict
-from safetensors.numpy import load_file
-from softmax_runs import N, assert_same, round_of, run
+from softmax_runs import N, round_of, run
 
-from flwr_frl import cli
 from flwr_frl.clients import client_app
 from flwr_frl.common.checkpoint import FILE
 from flwr_frl.common.messages import CLASS_COUNTS, HELD_CLASSES
@@ -17,18 +15,6 @@ from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import server_app
 from flwr_frl.strategies.grids.simulation import InlineGrid
 
-ALGORITHMS = (
-    "fedprox",
-    "scaffold",
-    "ditto",
-    "apfl",
-    "l2gd",
-    "fed-mtl",
-    "fedrod",
-    "fedcp",
-)
-# Only the arrays that they keep and send are tested.
-OTHERS = ("pfedme", "fedbn", "fedproto", "fedala", "feddbe", "fedrep", "local")
 # Prefixes of the arrays that clients keep
 KEPT = {
     "fedprox": set(),
@@ -52,18 +38,13 @@ OWN = {
     "pfedme": {"pfedme_steps": 1},
     # A batch norm needs more than one example in each batch.
     "fedbn": {"task": "softmax_runs:scaled", "batch_size": 3},
-    "fedproto": LAYERED,
-    "fedala": LAYERED,
-    "feddbe": LAYERED,
-    "fedrep": LAYERED,
-    "local": LAYERED,
+    **dict.fromkeys(("fedproto", "fedala", "feddbe", "fedrep", "local"), LAYERED),
 }
 # Properties that are lists, with the type of their entries. They have at most as many
 # entries as there are classes.
 LISTS = {HELD_CLASSES: str, CLASS_COUNTS: int}
 # Small batches in random order, with momentum and weight decay
 USUAL = {"batch_size": 8, "momentum": 0.5, "weight_decay": 1e-3, "learning_rate": 0.1}
-ALL = pytest.mark.parametrize("algorithm", ALGORITHMS + OTHERS)
 
 
 def usual(algorithm: str) -> dict:
@@ -93,7 +74,7 @@ def assert_small(content: RecordDict) -> None:
                 assert len(str(value)) < 100
 
 
-@ALL
+@pytest.mark.parametrize("algorithm", KEPT)
 def test_personal_arrays_are_never_in_replies(algorithm):
     outcome = run(algorithm, 5, evaluate=(2, 5), **usual(algorithm))
     kinds = {m.metadata.message_type for m in outcome.grid.replies}
@@ -126,47 +107,6 @@ def test_personal_arrays_are_never_in_replies(algorithm):
     assert names == KEPT[algorithm]
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
-def test_a_killed_client_continues_from_its_files(algorithm, tmp_path):
-    # Restart clients after every message, including those whose replies were rejected.
-    spoilt = {(i, 2) for i in range(N)} | {(0, 4), (5, 4)}
-    more = usual(algorithm)
-    # Restarted clients train one by one, where SCAFFOLD's rows differ by rounding.
-    more["cohort"] = "off"
-    alive = run(algorithm, 5, spoilt=spoilt, **more)
-    killed = run(algorithm, 5, spoilt=spoilt, state_dir=tmp_path, **more)
-    assert killed.trained == alive.trained
-    assert alive.trained[1] == []
-    for arrays, others in zip(killed.arrays, alive.arrays, strict=True):
-        assert_same(arrays, others)
-    for i in range(N):
-        state = killed.client(i, 5)._state.load() or {}
-        others = alive.kept[-1][i]
-        assert_same(dict(sorted(state.items())), dict(sorted(others.items())))
-
-
-# On the command line
-
-
-def main(output: Path, algorithm: str, rounds: int, **more) -> int:
-    given = {"num_clients": N, "evaluate_last": 0, **usual(algorithm), **more}
-    settings = {name.replace("_", "-"): value for name, value in given.items()}
-    config = " ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
-    options = ["--backend", "inline", "--output", str(output), "--rounds", str(rounds)]
-    return cli.main([algorithm, *options, "--run-config", config])
-
-
-def result(output: Path, algorithm: str) -> tuple[list[dict], dict, dict]:
-    """Return rows without times, the server's arrays and all client states."""
-    lines = (output / algorithm / "metrics.jsonl").read_text().splitlines()
-    rows = [{**json.loads(line), "seconds": 0} for line in lines]
-    clients = {}
-    for path in (output / algorithm / "clients").glob("*/*.safetensors"):
-        key = path.parent.name, int(path.stem.rpartition("-")[2])
-        clients[key] = load_file(path)
-    return rows, load_file(output / algorithm / FILE), clients
-
-
 # Runs by `flwr run`
 
 
@@ -181,7 +121,8 @@ def flower(output: Path, rounds: int, device: Path | None = None, **more) -> lis
         if device:
             context.node_config["state-dir"] = str(device)
     server_app.make_app()(grid, Context(1, 0, {}, RecordDict(), given))
-    return result(output, "ditto")[0]
+    lines = (output / "ditto" / "metrics.jsonl").read_text().splitlines()
+    return [{**json.loads(line), "seconds": 0} for line in lines]
 
 
 def test_new_run_ignores_the_states_of_a_killed_run(tmp_path, monkeypatch):

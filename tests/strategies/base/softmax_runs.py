@@ -8,7 +8,6 @@ examples and in the distribution of their labels given the inputs.
 from collections.abc import Callable, Collection
 from copy import copy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -156,8 +155,6 @@ class WatchedGrid(InlineGrid):
     ----------
     spoilt : collection of (int, int)
         Pairs of a client, from 0, and a round in which its reply contains NaN.
-    state_dir : Path, optional
-        Folder of the clients' states; each message then starts a new process.
     late : collection of int
         Clients that connect only from round 3 on.
     lost : collection of (int, int)
@@ -168,18 +165,13 @@ class WatchedGrid(InlineGrid):
         self,
         app,
         spoilt: Collection[tuple[int, int]] = (),
-        state_dir: Path | None = None,
         late: Collection[int] = (),
         lost: Collection[tuple[int, int]] = (),
     ) -> None:
         super().__init__(app, N)
-        self.spoilt, self.mortal, self.late = spoilt, state_dir is not None, late
-        self.lost = lost
+        self.spoilt, self.late, self.lost = spoilt, late, lost
         self.sent: list[Message] = []
         self.replies: list[Message] = []
-        if state_dir is not None:
-            for context in self.contexts.values():
-                context.node_config["state-dir"] = str(state_dir)
 
     def get_node_ids(self):
         early = all(round_of(message) < 2 for message in self.sent)
@@ -202,9 +194,6 @@ class WatchedGrid(InlineGrid):
                 record = reply.content["arrays"]
                 name, array = next(iter(record.items()))
                 record[name] = Array(np.full_like(array.numpy(), np.nan))
-        if self.mortal:
-            for context in self.contexts.values():
-                context.state = RecordDict()
         return replies
 
 
@@ -225,7 +214,7 @@ class Run:
     arrays : list of dict
         Shared arrays after the round.
     kept : list of list of dict
-        Each client's personal arrays after the round; empty if they are on disk.
+        Each client's personal arrays after the round.
     metrics : list of dict
         Each client's latest test metrics, by name.
     rows : list of dict
@@ -256,9 +245,7 @@ class Run:
         counted = self.strategy._run.clients.acknowledged
         now = [int(n) for n in sorted(counted) if counted[n] == server_round]
         self.trained.append(now)
-        # Setting up a client tells it which replies counted, and may change its files.
-        seen = () if self.grid.mortal else range(N)
-        clients = [self.client(i, server_round) for i in seen]
+        clients = [self.client(i, server_round) for i in range(N)]
         self.kept.append([client._state.load() or {} for client in clients])
         tested = self.strategy._run.evaluation.metrics
         self.metrics.append([tested.get(f"{i:06d}", {}) for i in range(N)])
@@ -291,7 +278,6 @@ def run(
     rounds: int = 4,
     *,
     spoilt: Collection[tuple[int, int]] = (),
-    state_dir: Path | None = None,
     late: Collection[int] = (),
     lost: Collection[tuple[int, int]] = (),
     evaluate: bool | Collection[int] = False,
@@ -308,7 +294,7 @@ def run(
     algorithms = {"algorithm": "srpfl" if srpfl else algorithm, "srpfl-base": algorithm}
     settings = complete(resolve({**FULL_BATCH, **algorithms, **named}))
     strategy = build_strategy(settings)
-    inner = WatchedGrid(make_app(settings), spoilt, state_dir, late, lost)
+    inner = WatchedGrid(make_app(settings), spoilt, late, lost)
     speeds = SpeedModel("fixed", N)
     grid = SimulatedArrivals(inner, speeds, 1.0, lambda n: n - 1) if srpfl else inner
     result = Run(inner, strategy, settings)
