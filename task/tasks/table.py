@@ -159,9 +159,7 @@ class TableTask(PartitionedTask):
             # LG-FedAvg's default are two layers, of which a representation needs one.
             self.head_layers = 1
         self.columns = dataset.columns
-        self.standardize = settings.standardize
-        if self.standardize == "global" and not num_clients and not scaling:
-            self.standardize = "client"
+        if settings.standardize == "global" and not num_clients and not scaling:
             self.notes += (
                 'standardize="global" has the effect of "client": a device knows the '
                 "statistics of its own data only",
@@ -174,7 +172,7 @@ class TableTask(PartitionedTask):
             self.loss = nn.functional.mse_loss
             self.metrics = {"r2": r2}
             # Clients that differ in the unit have no common error.
-            if self.standardize != "client" or not num_clients:
+            if settings.standardize != "client" or not num_clients:
                 unit = self.scaling(0).label_std
                 self.metrics = {"r2": r2, "rmse": partial(rmse, unit=unit)}
 
@@ -188,14 +186,14 @@ class TableTask(PartitionedTask):
 
     def scaling(self, client: int) -> Scaling:
         """Return the scaling of a client's data."""
-        return self._scaling(client if self.standardize == "client" else 0)
+        return self._scaling(client if self.settings.standardize == "client" else 0)
 
     def _fitted(self, client: int) -> Scaling:
         """Return the scaling by the training data of a client, or of all."""
-        part, is_all = self.dataset.train, self.standardize != "client"
-        rows: Any = slice(None) if is_all else self.train[client]
+        part, standardize = self.dataset.train, self.settings.standardize
+        rows: Any = self.train[client] if standardize == "client" else slice(None)
         labels = None if self.classes else part.labels[rows]
-        return Scaling.of(part.images[rows], labels, self.standardize != "none")
+        return Scaling.of(part.images[rows], labels, standardize != "none")
 
     def _select(self, client: int, training: bool) -> ExampleSet:
         part = self.dataset.train if training else self.dataset.test

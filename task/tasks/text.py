@@ -403,13 +403,8 @@ class TransformerText(FileTask):
         return examples.subset(train), examples.subset(test)
 
     def _tokens(self, texts: list[str]) -> Tensor:
-        encoded = self.tokenizer(
-            texts,
-            max_length=self.length,
-            truncation=True,
-            padding="max_length",
-            return_tensors="pt",
-        )
+        size = {"max_length": self.length, "truncation": True, "padding": "max_length"}
+        encoded = self.tokenizer(texts, return_tensors="pt", **size)
         tokens: Tensor = encoded["input_ids"]
         return tokens
 

@@ -15,7 +15,7 @@ from refusals import code_of, refusal
 
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.data import datasets
-from flwr_frl.task.data.datasets import DataSettings, Pictures, load_dataset
+from flwr_frl.task.data.datasets import ABOUT, DataSettings, Pictures, load_dataset
 
 
 def write_image(path: Path, value: int, mode: str = "RGB", size: tuple = (4, 3)):
@@ -190,6 +190,21 @@ def test_decoded_images_do_not_fill_the_memory(tmp_path, monkeypatch):
     # Only memory of Python and NumPy is measured, not that of Pillow.
     assert peaks[1] < peaks[0] + 200_000
     assert peaks[1] < 1_000_000
+
+
+@pytest.mark.parametrize("spoil", [Path.unlink, lambda path: os.truncate(path, 9)])
+@pytest.mark.parametrize("name", ["train-images.npy", "test-labels.npy", ABOUT])
+def test_a_damaged_folder_is_rebuilt(tmp_path, spoil, name) -> None:
+    place = DataSettings(cache_dir=str(tmp_path))
+    before = load_dataset("digits", place)
+    images, classes = np.array(before.train.images), before.classes
+    (folder,) = tmp_path.iterdir()
+    del before
+    spoil(folder / name)
+    again = load_dataset("digits", place)
+    assert list(tmp_path.iterdir()) == [folder]
+    np.testing.assert_array_equal(again.train.images, images)
+    assert again.classes == classes
 
 
 # Invalid settings, folders and images
