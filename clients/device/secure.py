@@ -29,6 +29,8 @@ from flwr_frl.common.settings import Checked, Settings, build, require, setting
 # Name of the file, and of the record in memory, with the sums that were unmasked.
 UNMASKED = "secure-rounds"
 SECURED = "secure-aggregation"
+# Not an empty text, which a script with an unset variable would pass.
+NO_FILE = "none"
 PLAN, MEMBER = TypeAdapter(Plan), TypeAdapter(Member)
 
 
@@ -42,16 +44,16 @@ class Rules(Checked):
         Whether plain training messages are refused.
     secure_min_clients : int, default 3
         Fewest clients in a sum.
-    secure_key : str, default ""
+    secure_key : str, default "none"
         File with the key that signs this client's keys.
-    secure_peers : str, default ""
+    secure_peers : str, default "none"
         File with the public keys of the clients that it trusts; by default any.
     """
 
     secure_aggregation: bool = setting(False)
     secure_min_clients: int = setting(FEWEST, ge=FEWEST)
-    secure_key: str = setting("")
-    secure_peers: str = setting("")
+    secure_key: str = setting(NO_FILE)
+    secure_peers: str = setting(NO_FILE)
 
     def __post_init__(self) -> None:
         """Check the values, and read the files."""
@@ -80,7 +82,7 @@ def _public_keys(data: bytes) -> frozenset[bytes]:
 def _read(name: str, path: str, parsed: Callable[[bytes], Any]) -> Any:
     """Return the content of a file of keys; None if the node config names none."""
     try:
-        return parsed(Path(path).expanduser().read_bytes()) if path else None
+        return None if path == NO_FILE else parsed(Path(path).expanduser().read_bytes())
     except (OSError, ValueError, AttributeError, UnsupportedAlgorithm) as error:
         allowed = "a file of Ed25519 keys, as ssh-keygen -t ed25519 -N '' writes it"
         require(False, name, path, f"{allowed} ({error})")

@@ -169,9 +169,8 @@ class SecureGrid(GridDecorator):
         self.strategy, self.settings, self.folder = strategy, settings, folder
         if strategy._run.privacy:
             strategy._run.privacy.by_clients = True
-        self.left_out: set[int] = set()
-        # When the step in which clients train closes.
-        self.closing = Closing()
+        # The closing is that of the step in which clients train.
+        self.left_out, self.closing = set[int](), Closing()
         self.stored: tuple[dict[str, str], Arrays] = {}, {}
         if hasattr(grid, "wait_for"):
             self.wait_for = partial(setattr, self, "closing")
@@ -203,8 +202,7 @@ class SecureGrid(GridDecorator):
             arrays = round.run()
             values = json.dumps(round.values, default=str)
             trained = {"about": round.about, "values": values}
-            data = seal(arrays, trained)
-            write_atomically(self.folder / FILE, data, mode=PRIVATE)
+            write_atomically(self.folder / FILE, seal(arrays, trained), mode=PRIVATE)
         except (RefusedError, OSError) as error:
             log(WARNING, "the round has no secure mean: %s", error)
             self.left_out |= round.sums.blamed

@@ -42,6 +42,7 @@ def keys(tmp_path_factory):
         ({"secure-key": "nowhere"}, "secure-key"),
         ({"secure-key": "text"}, "secure-key"),
         ({"secure-key": "ecdsa"}, "secure-key"),
+        ({"secure-key": "0.key", "secure-peers": ""}, "secure-peers"),
         ({"secure-key": "0.key", "secure-peers": "ecdsa.pub"}, "secure-peers"),
         ({"secure-key": "0.key", "secure-peers": "text"}, "secure-peers"),
         ({"secure-peers": "peers"}, "secure-peers"),
