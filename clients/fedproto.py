@@ -92,7 +92,7 @@ class FedProtoClient(
     client_models : str, default ""
         Models of the simulated clients, assigned in turn: with ``"mlp resnet20"``,
         every second client has a ResNet. Their features must have the same width.
-    model_, model_head, head_layers
+    model_, head_layers
         As of the task. A device may set them in its node config.
     """
 
@@ -102,7 +102,6 @@ class FedProtoClient(
     fedproto_predicted: Literal["own", "all"] = setting("own")
     client_models: str = setting("", form="models' names", safe=True)
     model_: str = setting("", form="a model's name", per_device=True)
-    model_head: str = setting("", form="a submodule's name", per_device=True)
     head_layers: int = setting(0, ge=0, per_device=True)
 
     @property

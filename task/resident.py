@@ -1,8 +1,5 @@
 """Cache of clients' examples on the device of this process, limited in size."""
 
-from collections import OrderedDict
-from typing import Any
-
 from flwr_frl.common.run_cache import run_object
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import CPU, current, memory
@@ -14,33 +11,27 @@ PART = 8
 
 
 class ResidentExamples:
-    """Examples of the latest task on the latest device, least recently used first."""
+    """Examples of the latest task, on this process's device as long as they fit."""
 
     def __init__(self) -> None:
-        self.owner: tuple[Any, Any] | None = None
-        self.sets: OrderedDict[tuple[str, int], ExampleSet] = OrderedDict()
+        self.task: Task | None = None
+        self.sets: dict[tuple[str, int], ExampleSet] = {}
+        self.room = 0
 
     def get(self, task: Task, part: str, client: int) -> ExampleSet:
         """Return a client's examples, on the device if they fit."""
         read = task.train_examples if part == "train" else task.test_examples
-        device = current()
-        if device == CPU:
+        if current() == CPU:
             return read(client)
-        if self.owner is None or self.owner[0] is not task or self.owner[1] != device:
-            self.owner = task, device
-            self.sets.clear()
+        if self.task is not task:
+            self.task, self.sets, self.room = task, {}, memory() // PART
         key = part, client
-        if key in self.sets:
-            self.sets.move_to_end(key)
-            return self.sets[key]
-        examples, limit = read(client), memory() // PART
-        if examples.num_bytes > limit:
-            return examples.on(device)
-        used = sum(examples.num_bytes for examples in self.sets.values())
-        while used + examples.num_bytes > limit:
-            _, oldest = self.sets.popitem(last=False)
-            used -= oldest.num_bytes
-        self.sets[key] = examples.moved(device)
+        if key not in self.sets:
+            examples = read(client)
+            if examples.num_bytes > self.room:
+                return examples.on(current())
+            self.room -= examples.num_bytes
+            self.sets[key] = examples.moved(current())
         return self.sets[key]
 
 

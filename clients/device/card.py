@@ -33,8 +33,6 @@ class ImageCard:
         Name of the data set, which determines the normalisation.
     model : str
         Name of the model, for `build_model`.
-    model_head : str
-        Dotted name of the head of a torchvision model.
     head_layers : int
         Number of last layers that form the head; built-in models only.
     shape : tuple of int
@@ -45,7 +43,6 @@ class ImageCard:
 
     source: str
     model: Annotated[str, Field(min_length=1)]
-    model_head: str
     head_layers: int
     shape: tuple[Size, Size, Size]
     classes: tuple[str, ...]
@@ -56,7 +53,6 @@ class ImageCard:
         return cls(
             task.source,
             task.model_name,
-            task.model_head,
             task.head_layers,
             task.dataset.train.images.shape[1:],
             tuple(map(str, task.classes)),
@@ -66,9 +62,7 @@ class ImageCard:
         """Return a task that builds the model and reads images, but has no examples."""
         none = np.zeros(0, np.int64)
         images = ImageSet(np.zeros((0, *self.shape), np.uint8), none, none)
-        settings = ImageSettings(
-            model=self.model, model_head=self.model_head, head_layers=self.head_layers
-        )
+        settings = ImageSettings(model=self.model, head_layers=self.head_layers)
         data = Dataset(images, images, self.classes)
         return ImageTask(self.source, settings, 0, data)
 
@@ -79,7 +73,7 @@ class TableCard:
 
     Parameters
     ----------
-    model, model_head, head_layers
+    model, head_layers
         As in `ImageCard`.
     shape : tuple of int
         Number of inputs, and of the rows of a window if there are windows.
@@ -94,7 +88,6 @@ class TableCard:
     """
 
     model: Annotated[str, Field(min_length=1)]
-    model_head: str
     head_layers: int
     shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=2)]
     stride: Annotated[int, Field(ge=0)]
@@ -106,10 +99,15 @@ class TableCard:
     @classmethod
     def of(cls, task: TableTask, client: int) -> Self:
         """Return the card of a client's model."""
-        built = task.model_name, task.model_head, task.head_layers
-        named = task.classes, task.columns, task.settings.missing
         return cls(
-            *built, task.shape, task.settings.stride, *named, task.scaling(client)
+            task.model_name,
+            task.head_layers,
+            task.shape,
+            task.settings.stride,
+            task.classes,
+            task.columns,
+            task.settings.missing,
+            task.scaling(client),
         )
 
     def task(self) -> TableTask:
@@ -122,7 +120,6 @@ class TableCard:
         rows = ImageSet(np.zeros((0, *self.shape), np.float32), none, none)
         settings = TableSettings(
             model=self.model,
-            model_head=self.model_head,
             head_layers=self.head_layers,
             stride=self.stride,
             missing=self.missing,

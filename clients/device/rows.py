@@ -55,8 +55,7 @@ from flwr_frl.task.devices import RngContext, seed
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models import Part
 from flwr_frl.task.resident import test_examples, train_examples
-from flwr_frl.task.tasks import built_task
-from flwr_frl.task.training.cohort import RefusedKeys, most_together
+from flwr_frl.task.training.cohort import RefusedKeys
 from flwr_frl.task.training.local_training import FEWEST, TrainCall, features_of
 from flwr_frl.task.training.sgd import freeze, gradient_weight, trainable_examples
 from flwr_frl.task.training.stacked import tensors_of
@@ -115,9 +114,6 @@ def fit_rows(
     if getattr(setup.algorithm, "class_weights", "") == "balanced":
         return replies
     alike = list(_alike(asked, STEPS).items())
-    if only_if_faster and alike:
-        task = built_task(setup.task, setup.num_clients)
-        size = most_together(task.scratch_model, size)
     for start in range(0, len(alike), size):
         chunk = dict(alike[start : start + size])
         if len(chunk) < 2 or setup.kind in refused:

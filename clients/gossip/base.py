@@ -319,9 +319,9 @@ class Node(GraphClient):
                 row.add_(vectors[data], alpha=weight)
                 weights[i] += weight
         of_senders = torch.from_numpy(weights).to(self._device)
-        of_all = self.x.new_tensor([[each["neighbour-weight"]] for each in configs])
+        of_all = torch.tensor([[each["neighbour-weight"]] for each in configs])
         step = float(configs[0]["consensus-step"])
-        self.mix(Exchange(total, of_senders, of_all, step))
+        self.mix(Exchange(total, of_senders, of_all.to(self._device), step))
         return refused
 
     def messages(

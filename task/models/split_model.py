@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 import torch
 from torch import Tensor, nn
@@ -101,24 +101,7 @@ class SplitModel(nn.Module):
     @cached_property
     def structure(self) -> "Structure":
         """Modules, parameters and buffers, cached, as torch collects them slowly."""
-        buffers = dict(self.named_buffers())
-        hidden = {n: b for n, b in buffers.items() if n not in self.tensors}
-        modules = list(self.modules())
-        return Structure(
-            modules,
-            dict(self.named_parameters()),
-            frozenset(hidden),
-            sum(t.numel() for t in (*self.tensors.values(), *hidden.values())),
-            any(type(m).train is not nn.Module.train for m in modules),
-            {
-                part: frozenset([*module.modules(), *module.parameters()])
-                for part, module in (
-                    ("representation", self.representation),
-                    ("head", self.head),
-                    ("all", self),
-                )
-            },
-        )
+        return Structure(self)
 
     @cached_property
     def kind(self) -> Hashable:
@@ -373,16 +356,16 @@ def _shares_parameters(module: nn.Module) -> bool:
     return sum(1 for _ in named) > sum(1 for _ in module.parameters())
 
 
-class Structure(NamedTuple):
+class Structure:
     """Modules, parameters and buffers of a model.
 
-    Parameters
+    Attributes
     ----------
     modules : list of nn.Module
         All modules.
     parameters : dict of str to nn.Parameter
         All parameters by name; a shared one has its first name only.
-    hidden_buffers : frozenset of str
+    hidden_buffers : dict of str to Tensor
         Buffers outside of the state dict.
     num_values : int
         Number of values of all tensors.
@@ -392,12 +375,20 @@ class Structure(NamedTuple):
         Modules and parameters of each part.
     """
 
-    modules: list[nn.Module]
-    parameters: dict[str, nn.Parameter]
-    hidden_buffers: frozenset[str]
-    num_values: int
-    has_own_train: bool
-    members: dict[str, frozenset[nn.Module | nn.Parameter]]
+    def __init__(self, model: SplitModel) -> None:
+        self.modules = list(model.modules())
+        self.parameters = dict(model.named_parameters())
+        buffers, tensors = dict(model.named_buffers()), model.tensors
+        self.hidden_buffers = {n: b for n, b in buffers.items() if n not in tensors}
+        self.num_values = sum(t.numel() for t in (tensors | buffers).values())
+        self.has_own_train = any(
+            type(module).train is not nn.Module.train for module in self.modules
+        )
+        parts = {part: model.part(part) for part in get_args(Part)}
+        self.members: dict[str, frozenset[nn.Module | nn.Parameter]] = {
+            part: frozenset([*module.modules(), *module.parameters()])
+            for part, module in parts.items()
+        }
 
 
 @contextmanager

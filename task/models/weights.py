@@ -17,8 +17,6 @@ from flwr_frl.task.models.split_model import SplitModel
 SUFFIXES = (".pth", ".pt", ".safetensors")
 # Metadata "format" of files that `pack_model` has written.
 FORMAT = "flwr-frl model 1"
-# Auxiliary outputs, which help to train from scratch and are left out here.
-AUXILIARY = tuple(f"representation.{n}" for n in ("aux1.", "aux2.", "AuxLogits."))
 
 
 def load_weights(model: SplitModel, weights: str, name: str) -> None:
@@ -54,11 +52,6 @@ def load_weights(model: SplitModel, weights: str, name: str) -> None:
     if any(k not in arrays or arrays[k].shape != state[k].shape for k in head):
         arrays = {k: v for k, v in arrays.items() if not k.startswith("head.")}
         arrays |= {key: state[key] for key in head}
-    arrays = {
-        key: value
-        for key, value in arrays.items()
-        if key in state or not key.startswith(AUXILIARY)
-    }
     try:
         model.load_state_dict(arrays)
     except RuntimeError as error:

@@ -64,10 +64,8 @@ class ImageSettings(DataSettings, PartitionSettings):
     Parameters
     ----------
     model : str, default ""
-        A built-in model or any classification model of torchvision; by default one that
-        suits the data set.
-    model_head : str, default ""
-        Dotted name of a torchvision model's head; by default its last linear layer.
+        A built-in model or any classification model of torchvision, whose head is its
+        last linear layer; by default a model that suits the data set.
     head_layers : int, default 0
         Number of a built-in model's last layers that form the head; 0 uses the
         algorithm's default (2 for LG-FedAvg, 1 for others).
@@ -80,7 +78,6 @@ class ImageSettings(DataSettings, PartitionSettings):
     """
 
     model: str = setting("", form="a model's name", safe=True)
-    model_head: str = setting("", form="a submodule's name", safe=True)
     head_layers: int = setting(0, ge=0)
     weights: PathText = setting("", form="a file or a name", per_device=True)
     augment: bool = setting(True)
@@ -110,7 +107,6 @@ class PartitionedTask(BaseTask):
         self.shape: tuple[int, ...] = dataset.train.images.shape[1:]
         # 0 means that the algorithm sets no default either.
         self.head_layers = settings.head_layers or 1
-        self.model_head = settings.model_head
         self.loss: Loss = nn.functional.cross_entropy
         self.train, self.test = partition(dataset, num_clients, settings)
         self.client_names = dataset.clients if num_clients else ()
@@ -123,9 +119,9 @@ class PartitionedTask(BaseTask):
     def initial_model(self) -> SplitModel:
         """Return a new model with initial values from the seed or from ``weights``."""
         with seeded(self.seed):
-            form = self.shape, self.num_classes
-            head = self.head_layers, self.model_head
-            model = build_model(self.model_name, *form, *head)
+            model = build_model(
+                self.model_name, self.shape, self.num_classes, self.head_layers
+            )
         if self.settings.weights:
             load_weights(model, self.settings.weights, self.model_name)
         return model

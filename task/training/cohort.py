@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from greenlet import getcurrent, greenlet
 
-from flwr_frl.common.run_cache import TASKS_AT_A_TIME, run_object
+from flwr_frl.common.run_cache import run_cache, run_object
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import CPU, RngContext, current
 from flwr_frl.task.models.frozen import new_model
@@ -24,14 +24,12 @@ from flwr_frl.task.models.split_model import SplitModel
 
 Result = TypeVar("Result")
 log = getLogger("task")
-# Clients whose models have more than SMALL values form cohorts of at most
-# MOST_NOT_SMALL, as larger ones are not faster. Compared with 32 clients, 100 take 18 %
-# less time with softmax regression (650 values), 11 % less with a CNN (9,258), and the
-# same time with a network of two layers (19,210).
-SMALL, MOST_NOT_SMALL = 10_000, 32
 # On a CPU, clients share one model if it has more values, as a model for each client of
 # a cohort would take too much memory.
 MOST_HELD = 1_000_000
+# Number of scratch models in a process: of two cohorts, or of clients with different
+# tasks, which are used in turn.
+MODELS_AT_A_TIME = 256
 
 
 class Call(Protocol):
@@ -177,13 +175,11 @@ def _cohort(
     pending: dict[ClientCoroutine, Any] = {}
     while works and len(clients) < size:
         client = ClientCoroutine(works.popleft(), len(clients), only_if_faster)
-        answer = pending[client] = client.resume()
+        pending[client] = client.resume()
         if client.dead and len(pending) == 1:
             yield pending.pop(client)
             continue
         clients.append(client)
-        if only_if_faster and not client.dead:
-            size = most_together(answer.model, size)
     while pending:
         for client in [client for client in pending if client.dead]:
             results[client] = pending.pop(client)
@@ -198,12 +194,6 @@ def _cohort(
             answers |= zip(members, _answers(calls, members, fewest), strict=True)
         pending = {client: client.resume((a,)) for client, a in answers.items()}
     yield from (results[client] for client in clients)
-
-
-def most_together(model: SplitModel, size: int) -> int:
-    """Return how many of such models train together, at most ``size``."""
-    is_small = model.structure.num_values <= SMALL
-    return size if is_small else min(size, MOST_NOT_SMALL)
 
 
 def _answers(
@@ -239,26 +229,10 @@ def _alone(call: Call, stream: RngContext) -> Any:
             return error
 
 
-class ModelPool:
-    """Scratch models by task, device and the client's place in its cohort.
-
-    Models of the latest tasks are kept.
-    """
-
-    def __init__(self) -> None:
-        self.entries: list[tuple[Task, torch.device, dict[int, SplitModel]]] = []
-
-    def get(self, task: Task, number: int) -> SplitModel:
-        """Return a model on the device of this process."""
-        device = current()
-        entries = self.entries
-        models = next((m for t, d, m in entries if t is task and d == device), None)
-        if models is None:
-            models = {}
-            self.entries = [*entries[1 - TASKS_AT_A_TIME :], (task, device, models)]
-        if number not in models:
-            models[number] = new_model(task).to(device)
-        return models[number]
+@run_cache(maxsize=MODELS_AT_A_TIME)
+def _model_of(task: Task, device: torch.device, number: int) -> SplitModel:
+    """Return the scratch model of the client with this place in its cohort."""
+    return new_model(task).to(device)
 
 
 def scratch_model(task: Task) -> SplitModel:
@@ -271,4 +245,4 @@ def scratch_model(task: Task) -> SplitModel:
         client.is_alone |= task.scratch_model.structure.num_values > MOST_HELD
     if is_on_cpu and (client is None or client.is_alone):
         return task.scratch_model
-    return run_object(ModelPool).get(task, 0 if client is None else client.number)
+    return _model_of(task, current(), 0 if client is None else client.number)

@@ -35,10 +35,10 @@ from flwr_frl.task.training.sgd import (
 from flwr_frl.task.training.stacked import (
     Objective,
     PooledExamples,
-    StackedBatches,
     StackedOptimizer,
     pooled,
     stacked,
+    stacked_epochs,
     structure,
     tensors_of,
 )
@@ -245,13 +245,13 @@ class TrainCall:
         pool = pooled(tuple(examples)) if own else PooledExamples(examples)
         # cross_entropy is not a mean over the examples if it ignores some targets.
         pads = objective.can_be_padded and not pool.has_ignored
-        batches = StackedBatches(pool, self.epochs, sgd.batch_size, streams, pads)
+        epochs = stacked_epochs(pool, self.epochs, sgd.batch_size, streams, pads)
         count, device = len(examples), examples[0].place
         means = torch.zeros(count, device=device)
         errors: dict[int, TrainingDivergedError] = {}
-        for epoch in range(self.epochs):
+        for epoch, batches in enumerate(epochs):
             total, lengths = torch.zeros(2, count, device=device)
-            for batch in batches.epoch(epoch):
+            for batch in batches:
                 counts = batch.counts
                 place = slice(None) if batch.members is None else batch.members
                 total[place] += training.step(batch) * counts
@@ -351,12 +351,11 @@ class GradientCall:
         for i, call in enumerate(calls):
             for name, gradient in zip(trained, gradients, strict=True):
                 parameter = call.model.tensors[name]
-                if gradient is None:
-                    continue
-                if parameter.grad is None:
-                    # torch's fused SGD expects the memory format of the parameter.
-                    parameter.grad = torch.zeros_like(parameter)
-                parameter.grad.add_(gradient[i])
+                if gradient is not None:
+                    if parameter.grad is None:
+                        # torch's fused SGD expects the memory format of the parameter.
+                        parameter.grad = torch.zeros_like(parameter)
+                    parameter.grad.add_(gradient[i])
             for name in state.keys() - parameters.keys():
                 call.model.tensors[name].copy_(state[name][i])
         return list(losses.float().unbind())

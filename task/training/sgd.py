@@ -16,6 +16,7 @@ from flwr_frl.common.settings import (
     Checked,
     SettingsError,
     TrainingDivergedError,
+    require,
     setting,
 )
 from flwr_frl.task.devices import current
@@ -335,14 +336,8 @@ class Proximal:
             for name, parameter in model.named_parameters()
             if name in self.anchor
         ]
-        if not distances and self.anchor:
-            first = next(iter(self.anchor))
-            raise SettingsError(
-                "the anchor has no parameter of the model: its first name is "
-                f"{first!r}; the model's begin with 'representation.' or 'head.'"
-            )
-        return (
-            self.weight / 2 * torch.stack(distances).sum()
-            if distances
-            else features.new_zeros(())
-        )
+        if distances:
+            return self.weight / 2 * torch.stack(distances).sum()
+        allowed = "names that begin with 'representation.' or 'head.'"
+        require(not self.anchor, "the anchor", list(self.anchor), allowed)
+        return features.new_zeros(())

@@ -1,6 +1,6 @@
 """Several models as one: tensors with a leading dimension for the models.
 
-`StackedBatches` stacks the batches of several clients, `Objective` computes losses and
+`stacked_epochs` stacks the batches of several clients, `Objective` computes losses and
 gradients of stacked models, and `StackedOptimizer` trains them with the arithmetic of
 torch's optimisers.
 """
@@ -138,8 +138,16 @@ def pooled(sets: tuple[ExampleSet, ...]) -> PooledExamples:
     return PooledExamples(sets)
 
 
-class StackedBatches:
-    """Batches of several clients, stacked for one step of all their models.
+def stacked_epochs(
+    pool: PooledExamples,
+    epochs: int,
+    batch_size: int,
+    streams: Sequence[RngContext],
+    pads: bool,
+) -> Iterator[Iterator[StackedBatch]]:
+    """Yield each epoch's batches, stacked for one step of all models.
+
+    An epoch has all examples once, each client's in its own order.
 
     Parameters
     ----------
@@ -156,63 +164,54 @@ class StackedBatches:
         is then up to 2.9 times as fast. Otherwise, as for models whose examples affect
         each other, there is one batch for each size of the last batches.
     """
+    # All at once, as restoring a client's generators takes as long as a draw.
+    drawn = []
+    for examples, stream in zip(pool.sets, streams, strict=True):
+        with stream:
+            drawn.append([examples.drawn(batch_size) for _ in range(epochs)])
+    # The example that is left out is drawn, too.
+    counts = [
+        n - (each.drop_single and n % batch_size == 1)
+        for n, each in zip(pool.sizes, pool.sets, strict=True)
+    ]
+    longest = max(counts)
+    # First example, size and clients of each batch of an epoch.
+    steps = [
+        (start, size, members)
+        for start in range(0, longest, batch_size)
+        for size, members in _groups(counts, start, batch_size, pads)
+    ]
 
-    def __init__(
-        self,
-        pool: PooledExamples,
-        epochs: int,
-        batch_size: int,
-        streams: Sequence[RngContext],
-        pads: bool,
-    ) -> None:
-        self.pool, self.batch_size, self.pads = pool, batch_size, pads
-        # All at once, as restoring a client's generators takes as long as a draw.
-        self.drawn = []
-        for examples, stream in zip(pool.sets, streams, strict=True):
-            with stream:
-                self.drawn.append([examples.drawn(batch_size) for _ in range(epochs)])
-        # The example that is left out is drawn, too.
-        self.counts = [
-            n - (each.drop_single and n % batch_size == 1)
-            for n, each in zip(pool.sizes, pool.sets, strict=True)
-        ]
-        self.longest = max(self.counts)
-        # First example, size and clients of each batch of an epoch.
-        self.steps = [
-            (start, size, members)
-            for start in range(0, self.longest, batch_size)
-            for size, members in self._groups(start)
-        ]
+    def batch(columns: list[Tensor], start: int, size: int, members: list[int]) -> Any:
+        everyone = len(members) == len(counts)
+        clients = slice(None) if everyone else members
+        rows, *crops = (each[clients, start : start + size] for each in columns)
+        x, y = pool.take(clients, rows, tuple(crops))
+        weights = None
+        if pads:
+            x = x.contiguous()
+            left = torch.tensor([counts[i] - start for i in members])
+            weights = (torch.arange(size) < left[:, None]).float().to(x.device)
+        # Indices stay on the CPU, so that no step waits for a GPU.
+        return StackedBatch(x, y, None if everyone else torch.tensor(members), weights)
 
-    def epoch(self, number: int) -> Iterator[StackedBatch]:
-        """Yield all examples once, each client's in its own order."""
-        drawn = [of_client[number] for of_client in self.drawn]
-        padded = partial(nn.utils.rnn.pad_sequence, batch_first=True)
-        order, *crops = map(padded, zip(*drawn, strict=True))
-        order = nn.functional.pad(order, (0, -self.longest % self.batch_size))
-        for start, size, members in self.steps:
-            place = slice(start, start + size)
-            everyone = len(members) == len(self.counts)
-            clients = slice(None) if everyone else members
-            taken = tuple(each[clients, place] for each in crops)
-            x, y = self.pool.take(clients, order[clients, place], taken)
-            weights = None
-            if self.pads:
-                x = x.contiguous()
-                left = torch.tensor([self.counts[i] - start for i in members])
-                weights = (torch.arange(size) < left[:, None]).float().to(x.device)
-            # Indices stay on the CPU, so that no step waits for a GPU.
-            chosen = None if everyone else torch.tensor(members)
-            yield StackedBatch(x, y, chosen, weights)
+    padded = partial(nn.utils.rnn.pad_sequence, batch_first=True)
+    for of_epoch in zip(*drawn, strict=True):
+        order, *crops = map(padded, zip(*of_epoch, strict=True))
+        order = nn.functional.pad(order, (0, -longest % batch_size))
+        yield (batch([order, *crops], *step) for step in steps)
 
-    def _groups(self, start: int) -> Iterable[tuple[int, list[int]]]:
-        """Return sizes of batches, and the clients that have them."""
-        groups: dict[int, list[int]] = {}
-        for i, count in enumerate(self.counts):
-            if count > start:
-                size = min(self.batch_size, count - start)
-                groups.setdefault(self.batch_size if self.pads else size, []).append(i)
-        return groups.items()
+
+def _groups(
+    counts: Sequence[int], start: int, batch_size: int, pads: bool
+) -> Iterable[tuple[int, list[int]]]:
+    """Return sizes of the batches from an example on, and the clients with them."""
+    groups: dict[int, list[int]] = {}
+    for i, count in enumerate(counts):
+        if count > start:
+            size = batch_size if pads else min(batch_size, count - start)
+            groups.setdefault(size, []).append(i)
+    return groups.items()
 
 
 def structure(value: Any) -> Hashable:

@@ -5,40 +5,35 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.common.settings import (
-    SettingsError,
-    is_path,
-    load,
-    require,
-    setting,
-    unknown,
-)
+from flwr_frl.common.settings import is_path, load, require, setting, unknown
 from flwr_frl.task.examples import IGNORED, ExampleSet
 from flwr_frl.task.training.sgd import SGD, Optimizer, SGDOptimizer
 
 if TYPE_CHECKING:
     from flwr_frl.task.base import Task
 
-# Names of optimisers; each is a class of torch, except for `SGDOptimizer`.
-OPTIMIZERS = {"sgd": "", "adam": "torch.optim:Adam", "adamw": "torch.optim:AdamW"}
 # Added to a norm by which gradients are divided, as in torch.
 SMALLEST_NORM = 1e-6
+# Classes of torch by name; ``sgd`` is `SGDOptimizer`.
+OPTIMIZERS = {"adam": "torch.optim:Adam", "adamw": "torch.optim:AdamW"}
 # The schedule `step` multiplies the learning rate by the factor at these shares of the
-# rounds after the warm-up, as ResNets are trained (He et al., CVPR 2016).
+# rounds, as ResNets are trained (He et al., CVPR 2016).
 STEP_FACTOR, STEPS_AT = 0.1, (0.5, 0.75)
+# Factors of the learning rate in the k-th of n rounds after the warm-up, from 0.
+DECAYS: dict[str, Callable[[int, int], float]] = {
+    "constant": lambda k, n: 1.0,
+    "step": lambda k, n: STEP_FACTOR ** sum(k >= share * n for share in STEPS_AT),
+    "cosine": lambda k, n: (1 + math.cos(math.pi * k / n)) / 2,
+}
 # Forms of the setting `class-weights`
 WEIGHTS = "none, balanced or a weight of each class, separated by commas"
-SCHEDULES = "constant, step, step:EVERY:FACTOR or cosine"
-
-# Maps the number of rounds since the warm-up, and that of all rounds after the warm-up,
-# to a factor.
-Decay = Callable[[int, int], float]
+SCHEDULES = "constant, step or cosine"
 
 
 @dataclass(frozen=True)
@@ -57,11 +52,10 @@ class TrainerSettings(SGD):
         each step; 0 does not clip. With ``dp-noise`` it clips the noisy gradient.
     learning_rate_schedule : str, default "constant"
         Factor of ``learning-rate`` in each round: ``constant``; ``step`` for a tenth
-        after one half and a hundredth after three quarters of the rounds;
-        ``step:EVERY:FACTOR`` for a multiplication by FACTOR after every EVERY rounds;
-        or ``cosine`` for (1 + cos(π k / n)) / 2 in the k-th of n rounds, from 0.
-        Rounds are counted after the warm-up. Models that are fitted for a test, as
-        with ``fedavg-ft``, and newcomers train with ``learning-rate`` itself.
+        after one half and a hundredth after three quarters of the rounds; or
+        ``cosine`` for (1 + cos(π k / n)) / 2 in the k-th of n rounds, from 0. Rounds
+        are counted after the warm-up. Models that are fitted for a test, as with
+        ``fedavg-ft``, and newcomers train with ``learning-rate`` itself.
         ``dpsgd``, ``choco-sgd`` and ``squarm-sgd`` have a schedule over iterations t:
         ``constant``; ``inverse:A`` for ``learning-rate`` / (t + A); or
         ``steps:WARMUP:T1,T2,...:FACTOR`` for a linear warm-up over WARMUP iterations
@@ -89,13 +83,12 @@ class TrainerSettings(SGD):
     class_weights: str = setting("none", form=WEIGHTS, safe=True)
 
     def __post_init__(self) -> None:
-        """Check the values, and that the optimiser exists."""
+        """Check the values."""
         super().__post_init__()
-        if self.optimizer_ not in OPTIMIZERS:
-            if not is_path(self.optimizer_):
-                raise unknown("optimizer", self.optimizer_, OPTIMIZERS)
-            check_optimizer(self.optimizer_)
-        decay(self.learning_rate_schedule)
+        if self.optimizer_ != "sgd":
+            optimizer_class(self.optimizer_)
+        schedule = self.learning_rate_schedule
+        require(schedule in DECAYS, "learning-rate-schedule", schedule, SCHEDULES)
         parse_weights(self.class_weights)
 
     def check_rounds(self, rounds: int) -> None:
@@ -107,13 +100,11 @@ class TrainerSettings(SGD):
     def in_round(self, server_round: int, rounds: int) -> Self:
         """Return the settings with the learning rate of one of the rounds, from 1."""
         warmup = self.warmup_rounds
+        # A round after the last one has the factor of the last one.
+        after = max(min(server_round, rounds) - 1 - warmup, 0)
+        factor = DECAYS[self.learning_rate_schedule](after, max(rounds - warmup, 1))
         if server_round <= warmup:
             factor = server_round / (warmup + 1)
-        else:
-            # A round after the last one has the factor of the last one.
-            after = min(server_round, rounds) - 1 - warmup
-            scheduled = decay(self.learning_rate_schedule)
-            factor = scheduled(max(after, 0), max(rounds - warmup, 1))
         if factor == 1:
             return self
         return replace(self, learning_rate=self.learning_rate * factor)
@@ -122,12 +113,11 @@ class TrainerSettings(SGD):
         """Return the optimiser of a module's parameters; only weights decay."""
         if self.optimizer_ == "sgd":
             return SGDOptimizer(module, self)
-        path = OPTIMIZERS.get(self.optimizer_, self.optimizer_)
         groups: list[dict[str, Any]] = [
             {"params": parameters, "weight_decay": decay}
             for (decay, _), parameters in SGDOptimizer(module, self).groups.items()
         ]
-        kind = load(path, "optimizer")
+        kind = optimizer_class(self.optimizer_)
         optimizer: torch.optim.Optimizer = kind(groups, lr=self.learning_rate)
         if self.max_gradient_norm:
             parameters = [p for group in groups for p in group["params"]]
@@ -140,11 +130,14 @@ class TrainerSettings(SGD):
 
 
 @cache
-def check_optimizer(path: str) -> None:
-    """Raise `SettingsError` unless a path names an optimiser of torch."""
-    kind = load(path, "optimizer")
+def optimizer_class(name: str) -> Any:
+    """Return an optimiser of torch by its name or path; `SettingsError` for others."""
+    if name not in OPTIMIZERS and not is_path(name):
+        raise unknown("optimizer", name, ["sgd", *OPTIMIZERS])
+    kind = load(OPTIMIZERS.get(name, name), "optimizer")
     valid = inspect.isclass(kind) and issubclass(kind, torch.optim.Optimizer)
-    require(valid, "optimizer", path, "a subclass of torch.optim.Optimizer")
+    require(valid, "optimizer", name, "a subclass of torch.optim.Optimizer")
+    return kind
 
 
 def clip_stacked(gradients: dict[str, Tensor], max_norm: float) -> dict[str, Tensor]:
@@ -168,42 +161,6 @@ def clip_stacked(gradients: dict[str, Tensor], max_norm: float) -> dict[str, Ten
         name: gradient * factors.view(-1, *[1] * (gradient.ndim - 1))
         for name, gradient in gradients.items()
     }
-
-
-@lru_cache(maxsize=16)
-def decay(text: str) -> Decay:
-    """Return the factor of the learning rate after the warm-up.
-
-    Parameters
-    ----------
-    text : str
-        ``constant``; ``step`` for a tenth after one half and a hundredth after three
-        quarters of the rounds; ``step:EVERY:FACTOR`` for a multiplication by FACTOR in
-        (0, 1] after every EVERY rounds; or ``cosine`` for (1 + cos(π k / n)) / 2 in the
-        k-th of n rounds, from 0.
-
-    Raises
-    ------
-    SettingsError
-        If the text is invalid.
-    """
-    kind, *rest = text.split(":")
-    if kind == "constant" and not rest:
-        return lambda k, n: 1.0
-    if kind == "cosine" and not rest:
-        return lambda k, n: (1 + math.cos(math.pi * k / n)) / 2
-    if kind == "step" and not rest:
-        return lambda k, n: STEP_FACTOR ** sum(k >= share * n for share in STEPS_AT)
-    try:
-        every, factor = int(rest[0]), float(rest[1])
-        if kind == "step" and len(rest) == 2 and every >= 1 and 0 < factor <= 1:
-            return lambda k, n: float(factor ** (k // every))
-    except (ValueError, IndexError):
-        pass
-    raise SettingsError(
-        f"learning-rate-schedule is {text!r}; expected {SCHEDULES}",
-        "learning-rate-schedule",
-    )
 
 
 @dataclass(frozen=True)

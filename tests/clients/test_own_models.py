@@ -158,7 +158,7 @@ class Misnamed(FedAvgClient):
 
 
 def test_wrong_names_of_parameters_are_an_error():
-    line = "the anchor has no parameter of the model: its first name is 'weight'"
+    line = "the anchor is ['weight', 'bias']; expected names that begin with"
     assert_says(line, one_round, client_of(Misnamed, small, numbers()))
 
 

@@ -24,7 +24,7 @@ CLASSES = ("ant", "bee", "cat")
 def predictor_of(name: str, size: int, channels: int) -> Predictor:
     torch.manual_seed(0)
     shape = (size, size, channels)
-    task = ImageCard("mnist", name, "", 1, shape, CLASSES).task()
+    task = ImageCard("mnist", name, 1, shape, CLASSES).task()
     model = task.initial_model()
     # A forward pass in training mode updates the running statistics of batch norms.
     model.train()(torch.randn(4, channels, size, size))

@@ -154,7 +154,7 @@ def test_what_only_a_file_names_is_not_used(
     assert not used
 
 
-IMAGES = {"source": "mnist", "model": "mlp", "model_head": "", "head_layers": 1}
+IMAGES = {"source": "mnist", "model": "mlp", "head_layers": 1}
 IMAGES |= {"shape": (8, 8, 3), "classes": ("a", "b")}
 
 

@@ -11,7 +11,6 @@ from cohort_tasks import N, dense
 from outcomes import assert_same, outcome
 
 from flwr_frl import simulate
-from flwr_frl.common.run_cache import begin_run
 from flwr_frl.predict import personalize
 from flwr_frl.predict.runs import Fitted
 from flwr_frl.task import devices, resident
@@ -112,20 +111,11 @@ def test_examples_are_moved_to_the_device_once_and_cached(monkeypatch):
     first, second = (resident.train_examples(task, i) for i in (0, 1))
     assert first.inputs.device == second.inputs.device == double.GPU
     assert resident.train_examples(task, 0) is first
-    # The third client's examples replace the least recently used ones.
+    # There is no room for a third client's examples.
     third = resident.train_examples(task, 4)
-    assert resident.train_examples(task, 0) is first
-    assert resident.train_examples(task, 4) is third
-    assert resident.train_examples(task, 1) is not second
-    # A larger set fits here, but stays on the CPU when there is less memory.
-    large = resident.train_examples(task, 3)
-    assert large.num_bytes == 13 * (6 * 4 + 8)
-    assert large.inputs.device == double.GPU
-    monkeypatch.setattr(resident, "memory", lambda: resident.PART * size)
-    begin_run()
-    large = resident.train_examples(task, 3)
-    assert large.inputs.device == double.CPU
-    assert large.place == double.GPU
+    assert third.inputs.device == double.CPU
+    assert third.place == double.GPU
+    assert resident.train_examples(task, 1) is second
 
 
 def test_newcomers_are_fitted_on_the_device(tmp_path):

@@ -14,8 +14,6 @@ BY_HAND = [
     ("cosine", 1, [0.5, 1, 0.75, 0.25]),
     ("step", 0, [1, 1, 0.1, 0.01]),
     ("step", 2, [1 / 3, 2 / 3, 1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01]),
-    ("step:2:0.5", 0, [1, 1, 0.5, 0.5, 0.25]),
-    ("step:1:0.5", 1, [0.5, 1, 0.5, 0.25]),
 ]
 
 
@@ -29,9 +27,7 @@ def test_learning_rates_equal_hand_computed_ones(text, warmup, expected):
     assert rates(text, warmup, len(expected)) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize(
-    "text", ["cosin", "step:0:0.5", "step:2", "step:2:1.5", "step:2:0", "inverse:10"]
-)
+@pytest.mark.parametrize("text", ["cosin", "step:2:0.5", "inverse:10"])
 def test_invalid_schedules_are_rejected(text):
     settings = {"learning-rate-schedule": text}
     assert code_of(build, TrainingSettings, settings) == "learning-rate-schedule"
