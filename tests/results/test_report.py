@@ -170,7 +170,7 @@ def test_share_of_lost_replies(rows, num_clients, expected):
     assert lost_share(rows, num_clients) == expected
 
 
-def test_finished_run_has_written_all_files(tmp_path, figures):
+def test_finished_run_has_written_all_files(tmp_path):
     summary = finished(tmp_path, "fedrep", 0.75)
     out = tmp_path / "out"
     assert tree(out) == {

@@ -87,7 +87,7 @@ def test_means_and_sample_standard_deviations():
     assert over_seeds(protocols) == {"protocol": text, "seeds": 2}
 
 
-def test_files_of_several_seeds(tmp_path, figures):
+def test_files_of_several_seeds(tmp_path):
     for seed, accuracy in ((0, 0.25), (1, 0.75)):
         folder = tmp_path / f"seed-{seed}"
         (folder / "fedavg").mkdir(parents=True)

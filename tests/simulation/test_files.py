@@ -132,9 +132,7 @@ OF_RUN = ("summary.json", "report.html")
 
 
 @pytest.mark.parametrize("name", [*(f"fedrep/{n}" for n in OF_ALGORITHM), *OF_RUN])
-def test_a_file_that_cannot_be_written_is_an_error(
-    tmp_path, monkeypatch, capsys, figures, name
-):
+def test_a_file_that_cannot_be_written_is_an_error(tmp_path, monkeypatch, capsys, name):
     replace, file = os.replace, tmp_path / name
 
     def refuse(partial: Path, path: Path) -> None:
