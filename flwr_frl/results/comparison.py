@@ -15,15 +15,17 @@ from flwr.common import log
 from flwr_frl.common.algorithms import title
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.settings import Settings, facts
-from flwr_frl.results.figures import WIDTH, figure_of, image_of, rank_diagram, rows_of
+from flwr_frl.results.figures import WIDTH, figure_of, image_of, rank_diagram
 from flwr_frl.results.methods import Comparison
 from flwr_frl.results.page import write_page
 from flwr_frl.results.results import (
+    METRICS,
     PAGE,
     PLOT,
     SUMMARY,
     log_os_errors,
     read_object,
+    read_rows,
     write_json,
 )
 from flwr_frl.results.tables import cell, chosen_cells, heading, latex
@@ -119,7 +121,10 @@ def write_figures(output: Path, comparison: Comparison) -> None:
     """Write the curves of each task, and the diagram of mean ranks if there is one."""
     figures = dict[str, "Figure"]()
     for name, rows in comparison.tasks.items():
-        of_methods = rows_of({row.method: row.folders for row in rows})
+        of_methods = {
+            row.method: [read_rows(folder / METRICS) for folder in row.folders]
+            for row in rows
+        }
         plain = re.sub(r"\W+", "-", name).strip("-")
         ending = f"-{plain}" if len(comparison.tasks) > 1 else ""
         figures[f"accuracy{ending}.png"] = figure_of(of_methods)

@@ -3,14 +3,13 @@
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from flwr_frl.common.algorithms import title
-from flwr_frl.results.results import METRICS, Row, quality, read_rows
+from flwr_frl.results.results import Row, quality
 from flwr_frl.results.statistics import Ranking
 
 if TYPE_CHECKING:
@@ -32,14 +31,6 @@ COLOURS = (
 STYLES = ("-", "--", ":", "-.")
 # With it, methods that are often compared have different colours and keep them.
 SALT = 48296
-
-
-def rows_of(runs: Mapping[str, Sequence[Path]]) -> dict[str, list[list[Row]]]:
-    """Return the rows of each run, by algorithm."""
-    return {
-        name: [read_rows(folder / METRICS) for folder in folders]
-        for name, folders in runs.items()
-    }
 
 
 def image_of(figure: "Figure", kind: str) -> bytes:
