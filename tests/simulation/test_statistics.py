@@ -154,13 +154,14 @@ def test_tune_picks_by_validation_and_tests_once(tmp_path):
     assert sizes[0] == sizes[1] - int(0.3 * sizes[1] + 0.5)
 
 
-def test_resumed_tune_tests_the_point_that_more_points_pick(tmp_path):
+def test_resumed_tune_tests_the_point_that_more_points_pick(tmp_path, capsys):
     out, alone = tmp_path / "out", tmp_path / "alone"
     go(out, "tune", "fedper", "--grid", "learning-rate=0.5")
     more = ("--grid", "learning-rate=0.5,0.05")
     go(out, "tune", "fedper", *more, resume=str(out))
     tuned = json_of(out / "tune.json")["fedper"]
     assert tuned["picked"] == {"learning-rate": 0.05}
+    assert "learning-rate=0.05 is the smallest of the grid" in capsys.readouterr().out
     go(alone, "fedper", learning_rate=0.05)
     expected = json_of(alone / "summary.json")["algorithms"]["fedper"]
     assert tuned["test"]["accuracy"] == expected["accuracy"]
