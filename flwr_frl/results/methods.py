@@ -389,11 +389,9 @@ def tested(results: Sequence[MethodResult], baseline: str) -> list[MethodResult]
         corrected = holm([test.p for test in made])
         return [replace(t, p=p) for t, p in zip(made, corrected, strict=True)]
 
-    compared = {
-        each.method: replace(each, on_clients=on_clients, on_seeds=on_seeds)
-        for each, on_clients, on_seeds in zip(
-            others, tests("clients"), tests("seeds"), strict=True
-        )
-    }
-    compared[reference.method] = replace(reference, reference=True)
-    return [compared[each.method] for each in ordered]
+    of_others = zip(others, tests("clients"), tests("seeds"), strict=True)
+    rows = [
+        replace(each, on_clients=on_clients, on_seeds=on_seeds)
+        for each, on_clients, on_seeds in of_others
+    ]
+    return sorted([replace(reference, reference=True), *rows], key=key)

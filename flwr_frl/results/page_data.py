@@ -36,6 +36,8 @@ from flwr_frl.results.tables import DETAILS, cells, formatted
 
 # The files of a run that the page reads
 READ = (METRICS, STATUS, CLIENTS, NEWCOMERS)
+# Metrics without curves
+COSTS = {"round", "seconds", "bytes-down", "bytes-up", "bytes-evaluate"}
 # The most points of a curve.
 MOST_POINTS = 200
 # Headings of the entries of a client's status. Some only exist for devices.
@@ -107,7 +109,7 @@ def read_folder(folder: Path) -> dict[str, Any]:
         title(r.method): _entries(runs[r.method], varied) | r.entries for r in rows
     }
     look = looks(runs)
-    curves = {row.method: _curves(counted[row.method]) for row in rows}
+    curves = {row.method: _curves(counted[row.method], row.metric) for row in rows}
     main = {r.method: curves[r.method].get(r.metric, ((), (), ())) for r in rows}
     equal = equal_curves(main)
     return {
@@ -193,19 +195,20 @@ def _counted(runs: Sequence[Run]) -> Sequence[Run]:
     return ended or [run for run in runs if run.rows] or runs
 
 
-def _curves(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the rounds, means and deviations over seeds of each metric.
+def _curves(runs: Sequence[Run], main: str) -> dict[str, Any]:
+    """Return the rounds, means and deviations over seeds of each metric that varies.
 
     Long curves are thinned; the last round is kept.
     """
     rows = [run.rows for run in runs]
     names = {n for row in rows[0] for n, value in row.items() if is_number(value)}
-    found = {name: curve(rows, name) for name in sorted(names)}
-    return {
-        name: [values[:: -(len(values) // MOST_POINTS) - 1][::-1] for values in points]
-        for name, points in found.items()
-        if points[0]
-    }
+    found = dict[str, Any]()
+    for name in sorted(names - COSTS):
+        points = curve(rows, name)
+        if len(set(points[1])) > 1 or (points[0] and name in (main, "train-loss")):
+            step = len(points[0]) // MOST_POINTS + 1
+            found[name] = [values[::-step][::-1] for values in points]
+    return found
 
 
 def _text(settings: Settings) -> str:

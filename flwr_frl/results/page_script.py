@@ -92,7 +92,6 @@ const fillMethods = table('methods', name => {
 const fillClients = table('clients');
 
 /* Charts of the methods that the table shows */
-const COSTS = ['round', 'seconds', 'bytes-down', 'bytes-up', 'bytes-evaluate'];
 const ERRORS = ['distance', 'error', 'loss'];
 const DASHES = { '-': [], '--': [9, 5], ':': [2, 4], '-.': [9, 4, 2, 4] };
 const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6];
@@ -101,14 +100,13 @@ function chart(title, metric, xLabel, columns, { log = false, width = 560, ...mo
   const share = metric.includes('accuracy');
   const format = digits => value => value == null ? '-'
     : share ? (100 * value).toFixed(digits) + ' %' : String(+value.toPrecision(4));
-  const whole = columns[0].every(Number.isInteger) ? { incrs: WHOLE } : {};
   for (const series of more.series.slice(1)) series.value = (_, y) => format(2)(y);
   figure.chart = new uPlot({
     width: Math.min(width, place('methods').clientWidth), height: 300,
     scales: {
       x: { time: false }, y: share ? { range: [0, 1] } : { distr: log ? 3 : 1 },
     },
-    axes: [{ label: xLabel, ...whole }, { size: 70, values: (_, ticks) => ticks.map(
+    axes: [{ label: xLabel, incrs: WHOLE }, { size: 70, values: (_, ticks) => ticks.map(
       tick => tick == null ? '' : format(0)(tick)) }],
     ...more,
   }, columns, figure);
@@ -153,12 +151,9 @@ function dots() {
     { series: [x, ...series], width: 1150 }) : '';
 }
 function draw() {
-  const all = methods.flatMap(({ curves }) => Object.entries(curves));
-  const varies = metric => new Set(
-    all.filter(([name]) => name === metric).flatMap(([, [, means]]) => means)).size > 1;
-  const names = all.map(([name]) => name).sort().filter(name => !COSTS.includes(name));
+  const others = methods.flatMap(({ curves }) => Object.keys(curves)).sort();
   const metrics = new Set(
-    [...methods.map(({ metric }) => metric), 'train-loss', ...names.filter(varies)]);
+    [...methods.map(({ metric }) => metric), 'train-loss', ...others]);
   const figures = [...metrics].map(curves);
   place('charts').replaceChildren(...figures.slice(0, 2));
   place('more').replaceChildren(...figures.slice(2));
