@@ -39,6 +39,7 @@ from flwr_frl.results.results import (
     METRICS,
     best_round,
     failure,
+    log_os_errors,
     read_rows,
     refuse_losses,
 )
@@ -280,7 +281,8 @@ def make_app(
         with served_for(settings):
             summary = serve(grid, settings)
         output = Path(str(settings["output"]))
-        write_paper(output, compare(output))
+        with log_os_errors("the table and the figures"):
+            write_paper(output, compare(output))
         if why := failure(short_name(str(settings["algorithm"])), summary):
             raise SettingsError(why, LOST)
         log(INFO, "finished: %s", summary)
