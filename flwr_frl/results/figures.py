@@ -99,7 +99,8 @@ def figure_of(rows: Mapping[str, list[list[Row]]], width: float = 0) -> "Figure"
         if across == CLOCK:
             axes.set(xlabel="simulated time", xscale="log")
     if lines := {line.get_label(): line for axes in every for line in axes.lines}:
-        below = {"loc": "outside lower center", "ncols": 3, "frameon": False}
+        ncols = 2 if equal else 3
+        below = {"loc": "outside lower center", "ncols": ncols, "frameon": False}
         place = below if width else {"loc": "outside right upper"}
         figure.legend(lines.values(), lines, fontsize=size, **place)
     return figure
