@@ -5,20 +5,13 @@ from torch import Tensor
 
 from flwr_frl.clients.base import Client, linear_head, needs_classes, on_copy
 from flwr_frl.clients.device.groups import HEAD, Tensors
-from flwr_frl.clients.device.training import (
-    class_means,
-    labelled_features,
-    minimise,
-    no_means,
-)
-from flwr_frl.common.messages import FISHER_TRACE
+from flwr_frl.clients.device.training import minimise, no_means
+from flwr_frl.clients.fedproto import own_prototypes
+from flwr_frl.common.messages import FISHER_TRACE, PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import differentiable
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training.sgd import SGD, freeze
-
-PROTOTYPES = "prototypes."
-MEANS, COUNTS = f"{PROTOTYPES}means", f"{PROTOTYPES}counts"
 
 
 class FedASClient(Client, requires=(needs_classes, linear_head("FedAS"))):
@@ -49,7 +42,7 @@ class FedASClient(Client, requires=(needs_classes, linear_head("FedAS"))):
     """
 
     shared = "representation"
-    personal = (HEAD, PROTOTYPES)
+    personal = (HEAD, "prototypes.")
     fedas_learning_rate: float = setting(0.01, ge=0)
     fedas_epochs: int = setting(1, ge=0)
 
@@ -62,8 +55,7 @@ class FedASClient(Client, requires=(needs_classes, linear_head("FedAS"))):
         self.align()
         loss = self.train("all", self.settings.representation_epochs)
         classes = self.model.linear_head("FedAS").out_features
-        means, counts = class_means(*labelled_features(self), classes)
-        self.saved |= {MEANS: means, COUNTS: counts}
+        self.saved |= own_prototypes(self, classes)
         self.metrics[FISHER_TRACE] = self.fisher_trace()
         return loss
 
@@ -73,7 +65,8 @@ class FedASClient(Client, requires=(needs_classes, linear_head("FedAS"))):
 
     def align(self) -> None:
         """Train the representation towards the prototypes, if there are any."""
-        means, has_prototype = self.saved[MEANS], self.saved[COUNTS] > 0
+        means = self.saved[PROTOTYPES]
+        has_prototype = self.saved[PROTOTYPE_COUNTS] > 0
         rate, model = self.settings.fedas_learning_rate, self.model
         has_examples = len(self.task.train_examples(self._index)) > 0
         if not (rate and has_prototype.any() and has_examples):

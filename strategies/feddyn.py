@@ -7,16 +7,14 @@ import numpy as np
 from flwr_frl.common.messages import PROXIMAL_WEIGHT
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.server.client_state_mean import ClientStateMean
-from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
+from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Round
 
 # Key of the strategy's state.
 GRADIENTS = "gradients"
 
 
-class FedDyn(
-    ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient", uses_mean="only"
-):
+class FedDyn(ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient"):
     """Algorithm 1: h ← h − α/m Σ_k (θ_k − θ), and θ ← mean θ_k − h/α.
 
     The sums are over the clients of a round; m is the number of all clients that have
@@ -42,30 +40,20 @@ class FedDyn(
 
     feddyn_alpha: float = setting(0.01, gt=0)
 
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        self.state[GRADIENTS] = {}
-
     def begin(self, round: Round) -> None:
         """Send α."""
         round.config[PROXIMAL_WEIGHT] = self.feddyn_alpha
 
-    def aggregate(self, round: Round) -> Arrays | None:
+    def moved(
+        self, round: Round, changes: Arrays, lost: bool
+    ) -> tuple[Arrays, dict[str, Any]]:
         """Move h by the clients' changes θ_k − θ, and θ by their mean and h."""
-        changes = round.mean()
-        if changes is None:
-            return None
-        m, lost = len(self.state["seen"]), self.lost(round)
+        m, before = len(self.state["seen"]), self.state.get(GRADIENTS, {})
         totals, new = {}, {}
         for name, change in changes.items():
             old, moved = round.arrays[name], change.astype(np.float64)
-            total = self.state[GRADIENTS].get(name, np.zeros(old.shape))
+            total = before.get(name, np.zeros(old.shape))
             total = total - self.feddyn_alpha * len(round.replies) * moved
             totals[name] = np.zeros(old.shape) if lost else total
-            moved = old + moved - totals[name] / m / self.feddyn_alpha
-            new[name] = rounded_to(old.dtype, moved)
-        if not is_finite(new):
-            return None
-        self.state[GRADIENTS] = totals
-        self.note(round, lost)
-        return new
+            new[name] = old + moved - totals[name] / m / self.feddyn_alpha
+        return new, {GRADIENTS: totals}

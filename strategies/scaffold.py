@@ -7,13 +7,11 @@ import numpy as np
 from flwr_frl.common.messages import CONTROL
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.server.client_state_mean import ClientStateMean
-from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
+from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Round
 
 
-class SCAFFOLD(
-    ClientStateMean, client="flwr_frl.clients.scaffold:SCAFFOLDClient", uses_mean="only"
-):
+class SCAFFOLD(ClientStateMean, client="flwr_frl.clients.scaffold:SCAFFOLDClient"):
     """Algorithm 1: x ← x + η_g mean Δy_i and c ← c + |S|/N mean Δc_i.
 
     The server's control variate c travels with the model x, under ``control.``, and
@@ -31,36 +29,24 @@ class SCAFFOLD(
 
     global_learning_rate: float = setting(1.0, gt=0)
 
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        # N when c was last computed.
-        self.state["total"] = 0
-
-    def aggregate(self, round: Round) -> Arrays | None:
+    def moved(
+        self, round: Round, changes: Arrays, lost: bool
+    ) -> tuple[Arrays, dict[str, Any]]:
         """Add the mean changes Δy_i and Δc_i to x and c."""
-        changes = round.mean()
-        if changes is None:
-            return None
-        lost, total = self.lost(round), len(self.state["seen"])
-        # Clients without a c_i so far count with 0.
-        before = self.state["total"] or total
-        new = {}
+        total, new = len(self.state["seen"]), {}
+        # N when c was last computed. Clients without a c_i so far count with 0.
+        before = self.state.get("total", total)
         for name, change in changes.items():
-            old, kept, step = round.arrays[name], 1.0, 1.0
+            kept, step = 1.0, 1.0
             if name.startswith(CONTROL):
                 kept, step = before / total, len(round.replies) / total
                 if lost:
                     kept = step = 0.0
             elif CONTROL + name in changes:
                 step = self.global_learning_rate
-            moved = np.multiply(old, kept, dtype=np.float64)
-            moved += np.multiply(change, step, dtype=np.float64)
-            new[name] = rounded_to(old.dtype, moved)
-        if not is_finite(new):
-            return None
-        self.state["total"] = total
-        self.note(round, lost)
-        return new
+            new[name] = np.multiply(round.arrays[name], kept, dtype=np.float64)
+            new[name] += np.multiply(change, step, dtype=np.float64)
+        return new, {"total": total}
 
 
 class SCAFFOLDFT(

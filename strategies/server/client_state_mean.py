@@ -18,7 +18,7 @@ from flwr_frl.strategies.server.round import Round
 ONLY = {"weighting": "uniform", "aggregation": "mean", "server_dp_noise": 0}
 
 
-class ClientStateMean(Strategy, replies_are_changes=True):
+class ClientStateMean(Strategy, replies_are_changes=True, uses_mean="only"):
     """Add clients' changes, so that the sum stays the mean of what clients keep.
 
     Clipping or noise would change the mean but no client's state, and the difference
@@ -52,13 +52,42 @@ class ClientStateMean(Strategy, replies_are_changes=True):
         """Return the client for whose state the mean begins anew; empty for none."""
         return min(self.in_mean.keys() & round.unused, default="")
 
-    def note(self, round: Round, lost: str) -> None:
-        """Note that the mean now has the states of a round's clients, or of none."""
+    def moved(
+        self, round: Round, changes: Arrays, lost: bool
+    ) -> tuple[Arrays, dict[str, Any]]:
+        """Return the new arrays, and new entries of ``state``.
+
+        Parameters
+        ----------
+        round : Round
+            The round.
+        changes : dict of str to ndarray
+            Mean of the clients' changes.
+        lost : bool
+            Whether the mean begins anew.
+        """
+        raise NotImplementedError
+
+    def aggregate(self, round: Round) -> Arrays | None:
+        """Move the arrays by the mean change; keep them if they would not be finite."""
+        changes = round.mean()
+        if changes is None:
+            return None
+        lost = self.lost(round)
+        new, state = self.moved(round, changes, bool(lost))
+        new = {
+            name: rounded_to(round.arrays[name].dtype, np.asarray(array, np.float64))
+            for name, array in new.items()
+        }
+        if not is_finite(new):
+            return None
+        self.state |= state
         self.in_mean.update({reply.client: True for reply in round.replies})
         if lost:
             text = "the mean begins anew: client %s lacks the state that is in it"
             log(WARNING, text, self._run.clients.label(lost))
             self.in_mean.clear()
+        return new
 
     def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:
         """Add whether the client's state is in the mean."""
@@ -66,7 +95,7 @@ class ClientStateMean(Strategy, replies_are_changes=True):
         return {**super()._config(node, config), IN_MEAN: in_mean}
 
 
-class AllClientsMean(ClientStateMean, uses_mean="only"):
+class AllClientsMean(ClientStateMean):
     """x̄ ← x̄ + |S|/N mean Δx_i, where N clients have trained so far.
 
     A client that trains for the first time begins at x̄, so x̄ stays the plain mean of
@@ -78,19 +107,15 @@ class AllClientsMean(ClientStateMean, uses_mean="only"):
     backup, as they continue from newer models. The log names the clients.
     """
 
-    def aggregate(self, round: Round) -> Arrays | None:
+    def lost(self, round: Round) -> str:
+        """Return "": the mean never begins anew."""
+        return ""
+
+    def moved(
+        self, round: Round, changes: Arrays, lost: bool
+    ) -> tuple[Arrays, dict[str, Any]]:
         """Add the clients' share of the mean change to x̄."""
-        changes = round.mean()
-        if changes is None:
-            return None
         trained = self.in_mean.keys() | {reply.client for reply in round.replies}
         share = len(round.replies) / len(trained)
-        new = {}
-        for name, change in changes.items():
-            old = round.arrays[name]
-            step = np.multiply(change, share, dtype=np.float64)
-            new[name] = rounded_to(old.dtype, old + step)
-        if not is_finite(new):
-            return None
-        self.in_mean.update(dict.fromkeys(trained, True))
-        return new
+        steps = {n: np.multiply(c, share, dtype=np.float64) for n, c in changes.items()}
+        return {name: round.arrays[name] + step for name, step in steps.items()}, {}

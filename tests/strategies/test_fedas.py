@@ -17,7 +17,8 @@ from layered import (
 from seen_replies import seen
 from softmax_runs import CLASSES, N, assert_near, draw, mean, run
 
-from flwr_frl.clients.fedas import COUNTS, MEANS
+from flwr_frl.common.messages import PROTOTYPE_COUNTS as COUNTS
+from flwr_frl.common.messages import PROTOTYPES as MEANS
 from flwr_frl.strategies import FedAS
 from flwr_frl.strategies.server.replies import InvalidReplyError
 
