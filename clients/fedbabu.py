@@ -1,7 +1,5 @@
 """FedBABU (Oh et al., ICLR 2022): the head is trained only by fine-tuning."""
 
-from typing import Literal, cast
-
 import torch
 
 from flwr_frl.clients.device.groups import HEAD, under
@@ -24,12 +22,7 @@ class FedBABUClient(FineTuned, supports_example_dp=True):
     """
 
     shared = "representation"
-    finetune_part: Literal["head", "representation", "all"] = setting("head")
-
-    @property
-    def finetuned_part(self) -> Part:
-        """``finetune-part``."""
-        return cast(Part, self.settings.finetune_part)
+    finetune_part: Part = setting("head")
 
     def _structure(self) -> list[object]:
         """Add the classes and the initial head, which is not sent."""

@@ -19,18 +19,14 @@ class FineTuned(Client):
 
     finetune_epochs: int = setting(10, ge=0)
 
-    @property
-    def finetuned_part(self) -> Part:
-        """The part that is fine-tuned."""
-        return "head"
-
     def deployed_model(self) -> SplitModel:
-        """Fine-tune the head, or another part, for ``finetune-epochs``.
+        """Fine-tune the head, or the part of a setting ``finetune-part``.
 
         Without training examples, return the global model.
         """
+        part: Part = getattr(self.settings, "finetune_part", "head")
         if not len(self.task.train_examples(self._index)):
             return self.model
         with on_copy(self) as client:
-            client.train(self.finetuned_part, self.settings.finetune_epochs)
+            client.train(part, self.settings.finetune_epochs)
         return client.model
