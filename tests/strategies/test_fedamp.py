@@ -7,15 +7,12 @@ from softmax_runs import (
     STEPS,
     N,
     assert_near,
-    assert_same,
     gradient,
     loss_of,
     matrix,
     run,
     start,
 )
-
-from flwr_frl.strategies import FedAMP
 
 NAMES = [f"{i:06d}" for i in range(N)]
 ALPHA, LAMBDA = 2.0, 0.6
@@ -84,22 +81,3 @@ def test_every_round_matches_the_paper(more):
     if more is LARGE:
         i = result.trained[-1][0]
         assert attention(models, i, **options)[i] == pytest.approx(0)
-
-
-@pytest.mark.parametrize("kind", ["cosine", "exponential"])
-@pytest.mark.parametrize("moved", [0.0, 0.3])
-def test_equal_models_have_equal_weights_and_stay(kind, moved):
-    strategy = FedAMP(
-        fedamp_attention=kind,
-        fedamp_alpha=1.0,
-        fedamp_sigma=4.0,
-        fedamp_self_weight=0.25,
-    )
-    rng = np.random.default_rng(1)
-    model = {"w": rng.standard_normal((3, 4)).astype(np.float32), "n": np.array(7)}
-    strategy.start_model.update({**model, "w": model["w"] - np.float32(moved)})
-    strategy.models.update({name: dict(model) for name in NAMES[:4]})
-    for sent in strategy.messages_for(NAMES[:4]).values():
-        assert_same(sent, model)
-    weights = strategy.attention(np.full((4, 4), 12 * moved**2), 1)
-    np.testing.assert_allclose(weights, [0.25] * 4, rtol=1e-12)

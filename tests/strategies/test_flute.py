@@ -103,24 +103,11 @@ def test_linear_run_equals_plain_numpy() -> None:
         np.testing.assert_allclose(head, w[:, i], atol=1e-10)
 
 
-def test_gamma1_above_twice_gamma2_warns_and_can_converge(caplog) -> None:
-    more = {"dimension": 10, "rank": 4, "samples": 200, "spectrum": "decaying"}
-    settings = linear_settings(num_clients=10, gamma1=0.4, **more)
-    grid, strategy = InlineGrid(make_app(settings), 10), build_strategy(settings)
-    arrays = strategy.initialize(grid)
+def test_gamma1_above_twice_gamma2_warns(caplog) -> None:
+    settings = linear_settings(gamma1=0.4)
+    build_strategy(settings).initialize(InlineGrid(make_app(settings), 3))
     (line,) = [r.getMessage() for r in caplog.records if r.levelno == WARNING]
     assert "gamma1 is 0.4, more than 2 gamma2 = 0.25" in line
-    rounds = range(1, 31)
-    arrays = run_rounds(strategy, grid, arrays, rounds, evaluated=lambda r: False)
-    b = arrays[REPRESENTATION].numpy().T
-    task = build_task(settings, 10)
-    assert isinstance(task, LinearTask)
-    heads = np.stack(
-        [strategy.per_client(f"{i:06d}")[WEIGHT][0] for i in range(10)], axis=1
-    )
-    error = np.linalg.norm(b @ heads - task.models, axis=0).mean()
-    # With gamma1 = 0.6, the error is five times the best one and keeps growing.
-    assert error < 1.8 * task.best_errors.mean()
 
 
 def test_clients_receive_their_own_or_the_initial_head() -> None:

@@ -120,12 +120,6 @@ def test_each_step_draws_separate_batches(kind, monkeypatch):
             assert torch.equal(covered.sort(0).values, x.sort(0).values)
 
 
-def test_clients_that_are_evaluated_together_leave_cudnn_as_it_was():
-    # It is turned off for gradients in evaluation mode.
-    run("per-fedavg", 1, evaluate=True)
-    assert torch.backends.cudnn.enabled
-
-
 def test_adaptation_step_averages_over_targets_that_are_not_ignored():
     # There is more than one evaluation batch, and most targets are ignored.
     generator = torch.Generator().manual_seed(0)
