@@ -206,7 +206,9 @@ class SecureGrid(GridDecorator):
         except (RefusedError, OSError) as error:
             log(WARNING, "the round has no secure mean: %s", error)
             self.left_out |= round.sums.blamed
-            return [failed(m, f"there is no secure mean: {error}") for m in messages]
+            reason = f"there is no secure mean: {error}"
+            others = {m.metadata.dst_node_id: failed(m, reason) for m in messages}
+            return [*(others | round.failures).values()]
         replies = self.replies(messages, trained, arrays)
         self.strategy._run.round.bytes_up -= sum(size_of(r.content) for r in replies)
         return [*replies, *round.failures.values()]

@@ -13,6 +13,7 @@ from flwr_frl.common.messages import ACKNOWLEDGED_ROUND
 from flwr_frl.common.secure.fixed_point import Plan
 from flwr_frl.common.secure.messages import SECURE, WORDS, digest
 from flwr_frl.common.secure.protocol import BOX
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import Strategy
 from flwr_frl.strategies.server import secure
 
@@ -152,6 +153,12 @@ def test_masks_depend_on_all_that_clients_receive_alike():
     assert usual == digest_of(1.0, run="a", lr=0.1, **{ACKNOWLEDGED_ROUND: 3})
     others = digest_of(2.0, lr=0.1, run="a"), digest_of(1.0, lr=0.2, run="a")
     assert usual not in others
+
+
+def test_a_change_beyond_the_range_is_reported_with_its_layer(tmp_path):
+    line = r"secure-range is 1e-06; .* the largest change of 'representation\."
+    with pytest.raises(SettingsError, match=line):
+        run(tmp_path, num_server_rounds=1, secure_range=1e-6, secure_aggregation=True)
 
 
 # First replies, weights and noise

@@ -164,9 +164,7 @@ class Member:
             valid = signers <= peers and len(signers) == len(keys)
             valid = valid and all(crypto.is_signed(s, text) for text, s in signed)
             demand(valid, "keys are not signed by distinct clients of secure-peers")
-        of_seeds = [
-            crypto.split(seed, self.threshold, len(keys)) for seed in self.seeds[1:]
-        ]
+        of_seeds = [crypto.split(s, self.threshold, len(keys)) for s in self.seeds[1:]]
         sent = {}
         for node, of_key, of_own in zip(self.publics, *of_seeds, strict=True):
             pair = number(self.node), number(node)
@@ -316,8 +314,7 @@ class Coordinator:
 
     def ask_unmask(self) -> dict[int, dict[int, bytes]]:
         """Return for each survivor which of its group survived, and which did not."""
-        have = "clients have sent masked words"
-        demand_enough(len(self.survived), self.threshold, have)
+        demand_enough(len(self.survived), self.threshold, "clients have sent words")
         fates = {n: SURVIVED if n in self.survived else DROPPED for n in self._shares}
         return {
             node: {other: fates[other] for other in self._group(node)}
