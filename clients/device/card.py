@@ -5,7 +5,7 @@ Devices write it into their state files, and `flwr_frl.predict` into exported mo
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
@@ -23,92 +23,76 @@ T = TypeVar("T")
 Size = Annotated[int, Field(ge=1, le=10**5)]
 
 
-@dataclass(frozen=True)
-class ImageCard:
-    """How an image model is built, what it takes and what its outputs mean.
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """How a model is built and what its outputs mean.
+
+    Parameters
+    ----------
+    model : str
+        Name of the model, for `build_model`.
+    head_layers : int
+        Number of last layers that form the head; built-in models only.
+    classes : tuple of str
+        Names of the outputs; empty if they are numbers.
+    """
+
+    model: Annotated[str, Field(min_length=1)]
+    head_layers: int
+    classes: tuple[str, ...]
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings with which a task builds the model."""
+        return {"model": self.model, "head_layers": self.head_layers}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageCard(Card):
+    """The card of an image model.
 
     Parameters
     ----------
     source : str
         Name of the data set, which determines the normalisation.
-    model : str
-        Name of the model, for `build_model`.
-    head_layers : int
-        Number of last layers that form the head; built-in models only.
     shape : tuple of int
         Height, width and channels of the images.
-    classes : tuple of str
-        Names of the outputs.
     """
 
     source: str
-    model: Annotated[str, Field(min_length=1)]
-    head_layers: int
     shape: tuple[Size, Size, Size]
-    classes: tuple[str, ...]
-
-    @classmethod
-    def of(cls, task: ImageTask) -> Self:
-        """Return the card of a task."""
-        return cls(
-            task.source,
-            task.model_name,
-            task.head_layers,
-            task.dataset.train.images.shape[1:],
-            tuple(map(str, task.classes)),
-        )
 
     def task(self) -> ImageTask:
         """Return a task that builds the model and reads images, but has no examples."""
         none = np.zeros(0, np.int64)
         images = ImageSet(np.zeros((0, *self.shape), np.uint8), none, none)
-        settings = ImageSettings(model=self.model, head_layers=self.head_layers)
         data = Dataset(images, images, self.classes)
-        return ImageTask(self.source, settings, 0, data)
+        return ImageTask(self.source, ImageSettings(**self.settings), 0, data)
 
 
-@dataclass(frozen=True)
-class TableCard:
-    """How the model of a table is built, what it takes and what its outputs mean.
+@dataclass(frozen=True, kw_only=True)
+class TableCard(Card):
+    """The card of the model of a table.
 
     Parameters
     ----------
-    model, head_layers
-        As in `ImageCard`.
     shape : tuple of int
         Number of inputs, and of the rows of a window if there are windows.
     stride : int
         Rows between two windows; 0 for windows that do not overlap.
-    classes, columns : tuple of str
-        Names of the outputs, empty if they are numbers, and of the columns.
+    columns : tuple of str
+        Names of the columns.
     missing : str
         Treatment of missing numbers: ``error`` or ``mean``.
     scaling : Scaling
         The scaling of inputs and labels.
     """
 
-    model: Annotated[str, Field(min_length=1)]
-    head_layers: int
     shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=2)]
     stride: Annotated[int, Field(ge=0)]
-    classes: tuple[str, ...]
     columns: Annotated[tuple[str, ...], Field(min_length=1)]
     missing: Literal["error", "mean"]
     scaling: Scaling
-
-    @classmethod
-    def of(cls, task: TableTask, client: int) -> Self:
-        """Return the card of a client's model."""
-        return cls(
-            task.model_name,
-            task.head_layers,
-            task.shape,
-            task.settings.stride,
-            task.classes,
-            task.columns,
-            task.settings.missing,
-            task.scaling(client),
-        )
 
     def task(self) -> TableTask:
         """Return a task that builds the model and reads tables, but has no examples."""
@@ -118,25 +102,29 @@ class TableCard:
         require(valid, "the number of means", widths, allowed, "damaged-card")
         none = np.zeros(0, np.int64)
         rows = ImageSet(np.zeros((0, *self.shape), np.float32), none, none)
-        settings = TableSettings(
-            model=self.model,
-            head_layers=self.head_layers,
-            stride=self.stride,
-            missing=self.missing,
-        )
+        how = TableSettings(stride=self.stride, missing=self.missing, **self.settings)
         data = Dataset(rows, rows, self.classes, columns=self.columns)
-        return TableTask(settings, 0, data, self.scaling)
+        return TableTask(how, 0, data, self.scaling)
 
 
 def card_of(task: Task, client: int = 0) -> str:
     """Return the card of a client's model as JSON; "" if only the task can build it."""
-    card: ImageCard | TableCard | None = None
-    if "initial_model" not in vars(task):
-        if type(task) is ImageTask:
-            card = ImageCard.of(task)
-        elif type(task) is TableTask:
-            card = TableCard.of(task, client)
-    return json.dumps(asdict(card)) if card else ""
+    if type(task) not in (ImageTask, TableTask) or "initial_model" in vars(task):
+        return ""
+    built: Any = task
+    card = {
+        "model": built.model_name,
+        "head_layers": built.head_layers,
+        "classes": tuple(map(str, built.classes)),
+    }
+    if isinstance(task, TableTask):
+        how = task.settings
+        card |= {"shape": task.shape, "columns": task.columns, "stride": how.stride}
+        card |= {"missing": how.missing, "scaling": asdict(task.scaling(client))}
+    else:
+        shape = built.dataset.train.images.shape[1:]
+        card |= {"source": built.source, "shape": shape}
+    return json.dumps(card)
 
 
 def read_card(text: str) -> ImageCard | TableCard:

@@ -24,7 +24,8 @@ CLASSES = ("ant", "bee", "cat")
 def predictor_of(name: str, size: int, channels: int) -> Predictor:
     torch.manual_seed(0)
     shape = (size, size, channels)
-    task = ImageCard("mnist", name, 1, shape, CLASSES).task()
+    built = {"model": name, "head_layers": 1, "classes": CLASSES}
+    task = ImageCard(source="mnist", shape=shape, **built).task()
     model = task.initial_model()
     # A forward pass in training mode updates the running statistics of batch norms.
     model.train()(torch.randn(4, channels, size, size))
