@@ -27,7 +27,6 @@ from flwr_frl.clients.device.setup import (
     directory_of,
     label_of,
     properties_of,
-    torch_seed,
 )
 from flwr_frl.clients.device.state import versions_in
 from flwr_frl.common import messages as keys
@@ -41,7 +40,6 @@ from flwr_frl.common.arrays import (
 from flwr_frl.common.run_cache import begin_run, current_run
 from flwr_frl.common.secure.messages import SECURE
 from flwr_frl.common.settings import Resolved, Settings, SettingsError, require
-from flwr_frl.task import devices
 from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
 from flwr_frl.task.held_out import fewer
 from flwr_frl.task.training.cohort import each_together
@@ -212,8 +210,6 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         message: Message, context: Context
     ) -> tuple[Setup, Client, Config]:
         setup, config = app.read_message(message, context)
-        server_round = config.get(keys.SERVER_ROUND, 0)
-        devices.seed(torch_seed(setup.name, int(setup.run["seed"]), server_round))
         return setup, build_client(context, setup, config), config
 
     app.train("secure")(answer)

@@ -306,7 +306,7 @@ class Rows:
         self._client = client = build_client(context, setup, config)
         client.settings = self.settings = setup.in_round(client.settings, config)
         client._receive(unpack(message, client), config)
-        client.__dict__["_make"] = self._make
+        client._make = self._make
         self._kind = type(client)
         self._own = self._differing()
         self.received, self.metrics = client.received, client.metrics

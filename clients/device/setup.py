@@ -213,7 +213,7 @@ class Setup(NamedTuple):
 
 
 def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> Client:
-    """Return the client that a message is for.
+    """Return the client that a message is for, and seed torch for it.
 
     Parameters
     ----------
@@ -232,6 +232,8 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     SettingsError
         If the algorithm cannot use the task.
     """
+    server_round = config.get(keys.SERVER_ROUND, 0)
+    devices.seed(torch_seed(setup.name, int(setup.run["seed"]), server_round))
     index, task = setup.partition, built_task(setup.task, setup.num_clients)
     # A device's data may grow, and no server may compare them with a guess.
     if "partition-id" in context.node_config:
@@ -290,8 +292,6 @@ def properties_of(context: Context, setup: Setup, config: Config) -> Config:
     SettingsError
         If the client cannot take part.
     """
-    server_round = config.get(keys.SERVER_ROUND, 0)
-    devices.seed(torch_seed(setup.name, int(setup.run["seed"]), server_round))
     client = build_client(context, setup, config)
     properties = client.get_properties(config) | incompatible_with_noise(client)
     if isinstance(client.task, ImageTask):
