@@ -30,13 +30,7 @@ from flwr_frl.clients.device.setup import (
 )
 from flwr_frl.clients.device.state import versions_in
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import (
-    entries_of,
-    fill,
-    memory_record,
-    message_like,
-    reply_with,
-)
+from flwr_frl.common.arrays import fill, memory_record, reply_with
 from flwr_frl.common.run_cache import begin_run, current_run
 from flwr_frl.common.secure.messages import SECURE
 from flwr_frl.common.settings import Resolved, Settings, SettingsError, require
@@ -73,15 +67,11 @@ class App(ClientApp):
         config = check_config(message.content.get(keys.CONFIG, ConfigRecord()))
         # Only flwr-frl's ServerApp sends the name of the run.
         setup = client_setup(context, self.run_config, keys.RUN in config)
-        self._use_device(setup)
-        return setup, config
-
-    @staticmethod
-    def _use_device(setup: Setup) -> None:
         # Reading the number takes less time than setting it again.
         if torch.get_num_threads() != setup.device.torch_threads:
             torch.set_num_threads(setup.device.torch_threads)
         use(setup.device.device)
+        return setup, config
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; running out of memory raises a one-line error."""
@@ -133,7 +123,7 @@ class App(ClientApp):
         # Answered one by one, each client reports the error.
         with contextlib.suppress(SettingsError):
             setups = [client_setup(c, self.run_config, strict=False) for c in contexts]
-            self._use_device(setups[0])
+            self.read_message(messages[0], contexts[0])
             size = AUTO_ON_CPU if auto and current() == CPU else self.size
             done = self._as_rows(setups, messages, contexts, size)
         size = AUTO_ON_CPU if auto and current() == CPU else self.size
@@ -161,22 +151,13 @@ class App(ClientApp):
             return cast(
                 dict[int, Message], fit_nodes(setups[0], messages, contexts, auto)
             )
-        plain = [e._replace(message=without_secure(e.message)) for e in asked]
-        replies = fit_rows(plain, size, auto)
+        replies = fit_rows(asked, size, auto)
         for i, reply in replies.items():
             try:
                 replies[i] = masked(reply, asked[i])
             except SettingsError as error:
                 replies[i] = Message(Error(FAILED, str(error)), reply_to=messages[i])
         return replies
-
-
-def without_secure(message: Message) -> Message:
-    """Return a message as it is without secure aggregation."""
-    content = dict(entries_of(message.content))
-    if content.pop(SECURE, None) is None:
-        return message
-    return message_like(message, fill(RecordDict(), content))
 
 
 def masked(reply: Message, asked: Asked) -> Message:

@@ -313,11 +313,10 @@ def properties_of(context: Context, setup: Setup, config: Config) -> Config:
 
 def label_of(context: Context, setup: Setup) -> Config:
     """Return the name of a simulated client's data, under its key; {} without one."""
-    if "partition-id" not in context.node_config:
-        return {}
     names = getattr(built_task(setup.task, setup.num_clients), "client_names", ())
-    has_name = setup.partition < len(names)
-    return {keys.OWN_NAME: str(names[setup.partition])} if has_name else {}
+    if "partition-id" in context.node_config and setup.partition < len(names):
+        return {keys.OWN_NAME: str(names[setup.partition])}
+    return {}
 
 
 def incompatible_with_noise(client: Client) -> Config:

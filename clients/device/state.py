@@ -324,7 +324,10 @@ class PersonalState:
         """
         self.unused, self.round, arrays = "", 0, None
         for version in self._usable:
-            arrays = self._read(version, shapes)
+            if version.path == NOWHERE:
+                arrays = arrays_of(self._records[f"{PREFIX}{version.round}"])
+            else:
+                arrays = self._read(version.path, shapes)
             if arrays is not None:
                 if version.run == self._run:
                     self.round = version.round
@@ -341,10 +344,7 @@ class PersonalState:
             self.unused = f"the version of round {expected} is missing"
         return arrays
 
-    def _read(self, version: Version, shapes: Shapes | None) -> Arrays | None:
-        if version.path == NOWHERE:
-            return arrays_of(self._records[f"{PREFIX}{version.round}"])
-        path = version.path
+    def _read(self, path: Path, shapes: Shapes | None) -> Arrays | None:
         try:
             return read_checked(path, self._client, shapes, self._about)[1]
         except FileNotFoundError:
