@@ -296,20 +296,21 @@ def _read(path: Path, chosen: Settings) -> _Folder:
     seeds = seeds or {config["seed"]: output}
     methods = dict[str, list[RunResult]]()
     for name in {path.name} & names.keys() if is_run else names:
-        if not all(read_rows(folder / name / METRICS) for folder in seeds.values()):
-            # A later run of the algorithm has ended before its first round.
-            continue
         model = str(names[name].get(TESTED_MODEL, ""))
-        methods[name] = [
+        results = [
             _result(folder / name, {**config, "seed": seed}, model)
             for seed, folder in seeds.items()
         ]
+        # A later run of the algorithm may have ended before its first round.
+        if None not in results:
+            methods[name] = [each for each in results if each]
     require(bool(methods), "compare", str(path), allowed)
     return _Folder(str(output), config, methods)
 
 
-def _result(directory: Path, config: Settings, tested_model: str) -> RunResult:
-    rows = read_rows(directory / METRICS)
+def _result(directory: Path, config: Settings, tested_model: str) -> RunResult | None:
+    if not (rows := read_rows(directory / METRICS)):
+        return None
     result = run_result(directory, config, rows, tested_model)
     protocol = config["result-protocol"]
     allowed = "a protocol of the runs; these measured no validation results"

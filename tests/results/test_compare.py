@@ -176,3 +176,10 @@ def test_bad_input_of_the_command(tmp_path, monkeypatch, capsys, words, named):
     assert main(["compare", *words]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert named in line
+
+
+def test_a_run_that_ended_before_its_first_round_is_left_out(tmp_path):
+    write_runs(tmp_path, fedavg=FEDAVG, fedrep=FEDREP)
+    (tmp_path / "fedavg" / "metrics.jsonl").write_text("")
+    assert [row.method for row in compare(tmp_path).rows] == ["fedrep"]
+    assert code_of(compare, tmp_path / "fedavg") == "compare"
