@@ -67,16 +67,11 @@ def atomic_file(
     # The rename is durable only after the directory has been flushed. Windows flushes
     # none.
     if durable and os.name != "nt":
-        sync(path.parent)
-
-
-def sync(path: Path) -> None:
-    """Flush a file or a directory to disk."""
-    opened = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
+        opened = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(opened)
+        finally:
+            os.close(opened)
 
 
 def write_atomically(
