@@ -166,10 +166,7 @@ def sweep_of(
     algorithms: Sequence[str], backend: str, seeds: int | None, jobs: int = 1
 ) -> Sweep:
     """Return a `Sweep` that checks settings for, and runs, some algorithms."""
-
-    def checked(names: Sequence[str], given: Settings) -> Settings:
-        return check(names, given, backend, algorithms)
-
+    checked = partial(check, backend=backend, others=algorithms)
     return Sweep(checked, partial(run, backend=backend), seeds, jobs)
 
 

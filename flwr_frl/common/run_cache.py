@@ -6,7 +6,7 @@ module reloaded or a file rewritten under the same name.
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 from uuid import uuid4
 
 T = TypeVar("T")
@@ -34,13 +34,9 @@ def run_cache(maxsize: int | None) -> Callable[[F], F]:
 
 
 @run_cache(maxsize=None)
-def _made(make: Callable[[], Any]) -> Any:
-    return make()
-
-
 def run_object(make: Callable[[], T]) -> T:
     """Return what a class or function returns; call it once per run."""
-    return cast(T, _made(make))
+    return make()
 
 
 def begin_run(run_id: str | None = None) -> None:

@@ -251,3 +251,7 @@ def test_a_long_value_is_shortened_to_one_line():
     error = str(refusal(require, False, "task", [np.zeros(9)] * 30, "short"))
     assert error.startswith("task is a list, [array([0., 0., 0.")
     assert len(error) < 400
+
+
+def test_an_unknown_limit_of_a_setting_names_the_known_ones():
+    assert "known: ge, gt, le, lt" in str(refusal(setting, 3, min=0))
