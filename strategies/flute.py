@@ -150,10 +150,10 @@ class FLUTE(
         # Imported here: no other server code needs torch.
         import torch
 
-        from flwr_frl.task.models.neural_collapse import neural_collapse, step
+        from flwr_frl.task.models.neural_collapse import step
 
         stacked = torch.from_numpy(heads), torch.from_numpy(classes)
-        return step(*stacked, neural_collapse, self.server_learning_rate).numpy()
+        return step(*stacked, self.server_learning_rate).numpy()
 
 
 class FLUTEStar(FLUTE, client="flwr_frl.clients.flute:FLUTEStarClient"):

@@ -1,33 +1,7 @@
 """The head regularizer of FLUTE: the distance of heads from neural collapse."""
 
-from typing import Protocol
-
 import torch
 from torch import Tensor
-
-
-class HeadRegularizer(Protocol):
-    """A function of heads that client and server both minimise.
-
-    Pass an object with this interface to FLUTE's client and strategy to replace
-    `neural_collapse`.
-    """
-
-    def __call__(self, heads: Tensor, classes: Tensor) -> Tensor:
-        """Return the value for each head.
-
-        Parameters
-        ----------
-        heads : Tensor, shape (n, m, k)
-            Weights of n linear heads: m classes, k features.
-        classes : Tensor of bool, shape (n, m)
-            Classes that each client has.
-
-        Returns
-        -------
-        Tensor, shape (n,)
-            The values; differentiable in ``heads``.
-        """
 
 
 def neural_collapse(heads: Tensor, classes: Tensor, local: bool = False) -> Tensor:
@@ -35,12 +9,14 @@ def neural_collapse(heads: Tensor, classes: Tensor, local: bool = False) -> Tens
 
     NC_i(H) = ‖ HᵀH / ‖HᵀH‖_F − 1/√(m−1) u_i u_iᵀ ⊙ (I_m − 1/m 11ᵀ) ‖_F, with
     H ∈ R^{k×m} the transpose of the weights and u_i the classes (FLUTE, section 7.2).
-    Its mean over the clients is the paper's Global NC2. This is a `HeadRegularizer`.
+    Its mean over the clients is the paper's Global NC2. Client and server minimise it.
 
     Parameters
     ----------
-    heads, classes : Tensor
-        See `HeadRegularizer`.
+    heads : Tensor, shape (n, m, k)
+        Weights of n linear heads: m classes, k features.
+    classes : Tensor of bool, shape (n, m)
+        Classes that each client has.
     local : bool, default False
         Replace m in the simplex by the client's number of classes. The mean is then
         the paper's Averaged Local NC2 (appendix C.2). The simplex of one class or none
@@ -61,10 +37,8 @@ def neural_collapse(heads: Tensor, classes: Tensor, local: bool = False) -> Tens
     return distance
 
 
-def step(
-    heads: Tensor, classes: Tensor, regularizer: HeadRegularizer, step_size: float
-) -> Tensor:
-    """Return heads after one gradient step on the mean of the regularizer.
+def step(heads: Tensor, classes: Tensor, step_size: float) -> Tensor:
+    """Return heads after one gradient step on the mean of NC_i.
 
     This is the server's step of FLUTE, algorithm 2, on R = Σ_i NC_i(H_i) over the
     sampled clients. As in the authors' code, R is divided by their number.
@@ -72,12 +46,10 @@ def step(
     Parameters
     ----------
     heads, classes : Tensor
-        See `HeadRegularizer`.
-    regularizer : HeadRegularizer
-        The function to minimise.
+        See `neural_collapse`.
     step_size : float
         Learning rate of the step.
     """
     heads = heads.detach().requires_grad_(True)
-    (gradient,) = torch.autograd.grad(regularizer(heads, classes).mean(), heads)
+    (gradient,) = torch.autograd.grad(neural_collapse(heads, classes).mean(), heads)
     return heads.detach() - step_size * gradient

@@ -52,9 +52,7 @@ def test_local_collapse_with_at_most_one_class_is_finite(first) -> None:
 def test_step_follows_finite_differences() -> None:
     rng = np.random.default_rng(2)
     heads, classes = rng.standard_normal((2, 4, 3)), np.array([[1, 1, 0, 1]] * 2) > 0
-    moved = step(
-        torch.from_numpy(heads), torch.from_numpy(classes), neural_collapse, 0.5
-    )
+    moved = step(torch.from_numpy(heads), torch.from_numpy(classes), 0.5)
     gradient, width = np.zeros_like(heads), 1e-6
     for i in np.ndindex(heads.shape):
         values = []
@@ -74,4 +72,4 @@ def test_distance_of_a_zero_head_is_the_norm_of_the_simplex() -> None:
     assert neural_collapse(heads, classes).item() == pytest.approx(expected)
     assert neural_collapse(heads, classes, local=True).item() == pytest.approx(1)
     # A zero head has no descent direction, so the step does not change it.
-    assert torch.equal(step(heads, classes, neural_collapse, 0.5), heads)
+    assert torch.equal(step(heads, classes, 0.5), heads)

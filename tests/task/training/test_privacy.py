@@ -17,7 +17,6 @@ from flwr_frl.clients.fedproto import NearPrototypes
 from flwr_frl.clients.flute import Penalty
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel, build_model
-from flwr_frl.task.models.neural_collapse import neural_collapse
 from flwr_frl.task.training import privacy
 from flwr_frl.task.training.local_training import TrainCall
 from flwr_frl.task.training.privacy import (
@@ -45,7 +44,7 @@ MASK = torch.tensor([[True, True, False]])
 REGULARIZERS = {
     "none": None,
     "proximal": Proximal(0.5, {k: v + 0.1 for k, v in model(1).state_dict().items()}),
-    "penalty": Penalty(0.02, 0.1, 0.3, MASK, neural_collapse),
+    "penalty": Penalty(0.02, 0.1, 0.3, MASK),
     "prototypes": NearPrototypes(0.7, torch.ones(3, 5), MASK[0]),
 }
 
