@@ -282,7 +282,7 @@ class Nodes:
         groups = list[Group]()
         for (size, _), members in by_size.items():
             rows = order[starts[members] + torch.arange(size)].flatten(1)
-            taken = self.pool.take(members, rows)
+            taken = self.pool.take(torch.tensor(members), rows)
             stacks = (torch.unflatten(each, 1, (-1, size)).unbind(1) for each in taken)
             batches = list(zip(*stacks, strict=True))
             everyone = len(members) == len(sizes)

@@ -6,7 +6,7 @@ torch's optimisers.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, partial
 from typing import Any, NamedTuple, cast
@@ -88,15 +88,13 @@ class PooledExamples:
         pairs = zip(self.sets, rows, strict=True)
         return torch.cat([each.inputs[r] for each, r in pairs])
 
-    def take(
-        self, clients: Sequence[int] | slice, rows: Tensor, crops: Crops | None = None
-    ) -> Batch:
+    def take(self, clients: Tensor, rows: Tensor, crops: Crops = ()) -> Batch:
         """Return examples of some clients, prepared as in `ExampleSet.batches`.
 
         Parameters
         ----------
-        clients : sequence of int or slice
-            Their places among the sets.
+        clients : Tensor, shape (clients,)
+            Their places among the sets, int64.
         rows : Tensor, shape (clients, count)
             The examples of each client, int64.
         crops : tuple of Tensor, shape (clients, count, 1), optional
@@ -110,11 +108,7 @@ class PooledExamples:
         first = self.sets[0]
         places = (rows + self._starts[clients]).flatten()
         if self._inputs is None:
-            sets = (
-                self.sets[clients]
-                if isinstance(clients, slice)
-                else [self.sets[i] for i in clients]
-            )
+            sets = [self.sets[i] for i in clients.tolist()]
             chosen = [
                 each.inputs[r if each.rows is None else each.rows[r]]
                 for each, r in zip(sets, rows, strict=True)
@@ -170,30 +164,30 @@ def stacked_epochs(
         with stream:
             drawn.append([examples.drawn(batch_size) for _ in range(epochs)])
     # The example that is left out is drawn, too.
-    counts = [
-        n - (each.drop_single and n % batch_size == 1)
-        for n, each in zip(pool.sizes, pool.sets, strict=True)
-    ]
-    longest = max(counts)
-    # First example, size and clients of each batch of an epoch.
+    counts = torch.tensor(
+        [
+            n - (each.drop_single and n % batch_size == 1)
+            for n, each in zip(pool.sizes, pool.sets, strict=True)
+        ]
+    )
+    longest = int(counts.max())
+    # First example, size and clients of each batch of an epoch. Indices stay on the
+    # CPU, so that no step waits for a GPU.
     steps = [
         (start, size, members)
         for start in range(0, longest, batch_size)
-        for size, members in _groups(counts, start, batch_size, pads)
+        for size, members in _groups(counts - start, batch_size, pads)
     ]
 
-    def batch(columns: list[Tensor], start: int, size: int, members: list[int]) -> Any:
-        everyone = len(members) == len(counts)
-        clients = slice(None) if everyone else members
-        rows, *crops = (each[clients, start : start + size] for each in columns)
-        x, y = pool.take(clients, rows, tuple(crops))
+    def batch(columns: list[Tensor], start: int, size: int, members: Tensor) -> Any:
+        rows, *crops = (each[members, start : start + size] for each in columns)
+        x, y = pool.take(members, rows, tuple(crops))
         weights = None
         if pads:
-            x = x.contiguous()
-            left = torch.tensor([counts[i] - start for i in members])
+            x, left = x.contiguous(), counts[members] - start
             weights = (torch.arange(size) < left[:, None]).float().to(x.device)
-        # Indices stay on the CPU, so that no step waits for a GPU.
-        return StackedBatch(x, y, None if everyone else torch.tensor(members), weights)
+        everyone = len(members) == len(counts)
+        return StackedBatch(x, y, None if everyone else members, weights)
 
     padded = partial(nn.utils.rnn.pad_sequence, batch_first=True)
     for of_epoch in zip(*drawn, strict=True):
@@ -202,16 +196,13 @@ def stacked_epochs(
         yield (batch([order, *crops], *step) for step in steps)
 
 
-def _groups(
-    counts: Sequence[int], start: int, batch_size: int, pads: bool
-) -> Iterable[tuple[int, list[int]]]:
-    """Return sizes of the batches from an example on, and the clients with them."""
-    groups: dict[int, list[int]] = {}
-    for i, count in enumerate(counts):
-        if count > start:
-            size = batch_size if pads else min(batch_size, count - start)
-            groups.setdefault(size, []).append(i)
-    return groups.items()
+def _groups(left: Tensor, batch_size: int, pads: bool) -> Iterator[tuple[int, Tensor]]:
+    """Yield sizes of batches, and the clients that have so many examples left."""
+    sizes = left.clamp(0, batch_size)
+    if pads:
+        sizes = (sizes > 0) * batch_size
+    for size in sorted({*sizes.tolist()} - {0}):
+        yield size, (sizes == size).nonzero().flatten()
 
 
 def structure(value: Any) -> Hashable:
