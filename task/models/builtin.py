@@ -4,6 +4,7 @@ import math
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -37,47 +38,42 @@ def _dense(widths: list[int], dropout: float = 0.0) -> Blocks:
 
 
 def _cnn(
+    shape: tuple[int, ...],
+    num_classes: int,
     channels: tuple[int, int],
     hidden: list[int],
     size: int = 5,
     padding: int = 0,
     dropout: float = 0.0,
     dense_dropout: float = 0.0,
-) -> Builder:
+) -> Blocks:
     """Return a network of two convolutions, each with pooling, and dense layers.
 
     ``dropout`` follows the first convolution, ``dense_dropout`` the dense layers.
     """
-
-    def build(shape: tuple[int, ...], num_classes: int) -> Blocks:
-        blocks: Blocks = []
-        first, *sides = shape
-        for i, (fan_in, fan_out) in enumerate(pairwise((first, *channels)), 1):
-            sides = [(side + 2 * padding - size + 1) // 2 for side in sides]
-            # ReLU after the pooling equals ReLU before it, since both are monotone,
-            # and has a quarter of the values.
-            blocks.append(
-                [
-                    (f"conv{i}", nn.Conv2d(fan_in, fan_out, size, padding=padding)),
-                    (f"pool{i}", nn.MaxPool2d(2)),
-                    (f"convrelu{i}", nn.ReLU()),
-                ]
-            )
-        if dropout:
-            blocks[0].append(("dropout", nn.Dropout(dropout)))
-        blocks[1].append(("flatten", nn.Flatten()))
-        features = channels[-1] * math.prod(sides)
-        return blocks + _dense([features, *hidden, num_classes], dense_dropout)
-
-    return build
+    blocks: Blocks = []
+    first, *sides = shape
+    for i, (fan_in, fan_out) in enumerate(pairwise((first, *channels)), 1):
+        sides = [(side + 2 * padding - size + 1) // 2 for side in sides]
+        convolution = nn.Conv2d(fan_in, fan_out, size, padding=padding)
+        # ReLU after the pooling equals ReLU before it, since both are monotone, and
+        # has a quarter of the values.
+        layers = [convolution, nn.MaxPool2d(2), nn.ReLU()]
+        blocks.append(_named_convolution(i, layers))
+    if dropout:
+        blocks[0].append(("dropout", nn.Dropout(dropout)))
+    blocks[1].append(("flatten", nn.Flatten()))
+    features = channels[-1] * math.prod(sides)
+    return blocks + _dense([features, *hidden, num_classes], dense_dropout)
 
 
-def _mlp(*hidden: int) -> Builder:
-    def build(shape: tuple[int, ...], num_classes: int) -> Blocks:
-        first, *rest = _dense([math.prod(shape), *hidden, num_classes])
-        return [[("flatten", nn.Flatten()), *first], *rest]
+def _named_convolution(i: int, layers: list[nn.Module]) -> list[tuple[str, nn.Module]]:
+    return [*zip((f"conv{i}", f"pool{i}", f"convrelu{i}"), layers, strict=True)]
 
-    return build
+
+def _mlp(shape: tuple[int, ...], num_classes: int, hidden: list[int]) -> Blocks:
+    first, *rest = _dense([math.prod(shape), *hidden, num_classes])
+    return [[("flatten", nn.Flatten()), *first], *rest]
 
 
 class _ResidualBlock(nn.Module):
@@ -130,8 +126,7 @@ def _cnn_1d(shape: tuple[int, ...], num_classes: int) -> Blocks:
     blocks: Blocks = []
     for i, (fan_in, fan_out) in enumerate(pairwise((channels, 32, 64)), 1):
         layers = [nn.Conv1d(fan_in, fan_out, 5, padding=2), nn.MaxPool1d(2), nn.ReLU()]
-        names = (f"conv{i}", f"pool{i}", f"convrelu{i}")
-        blocks.append([*zip(names, layers, strict=True)])
+        blocks.append(_named_convolution(i, layers))
     blocks[1].append(("flatten", nn.Flatten()))
     return blocks + _dense([64 * (length // 4), 64, num_classes])
 
@@ -151,14 +146,15 @@ def _gru(shape: tuple[int, ...], num_classes: int) -> Blocks:
     return [[("gru", gru)], *_dense([64, num_classes])]
 
 
+_cifar100_cnn = partial(_cnn, channels=(64, 128), hidden=[256, 128])
 # The functions that return the layers, by the names in `flwr_frl.task.names`.
 MODELS: dict[str, Builder] = {
-    "cifar10-cnn": _cnn((64, 64), [120, 64]),
-    "cifar100-cnn": _cnn((64, 128), [256, 128], dropout=0.6),
-    "cifar100-cnn-srpfl": _cnn((64, 128), [256, 128], dense_dropout=0.6),
-    "digits-cnn": _cnn((16, 32), [32], size=3, padding=1),
-    "mlp": _mlp(512, 256, 64),
-    "mlp-2": _mlp(256),
+    "cifar10-cnn": partial(_cnn, channels=(64, 64), hidden=[120, 64]),
+    "cifar100-cnn": partial(_cifar100_cnn, dropout=0.6),
+    "cifar100-cnn-srpfl": partial(_cifar100_cnn, dense_dropout=0.6),
+    "digits-cnn": partial(_cnn, channels=(16, 32), hidden=[32], size=3, padding=1),
+    "mlp": partial(_mlp, hidden=[512, 256, 64]),
+    "mlp-2": partial(_mlp, hidden=[256]),
     "resnet20": _resnet20,
     "logistic": _logistic,
     "cnn-1d": _cnn_1d,
