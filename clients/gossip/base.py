@@ -133,8 +133,12 @@ class GraphClient(Client):
         return properties
 
     def check_state(self, config: Config) -> None:
-        """Raise `LostStateError` if the state is not of the ``acknowledged-round``."""
-        kept, acknowledged = self._state.round, int(config.get(ACKNOWLEDGED_ROUND, 0))
+        """Raise `LostStateError` if the state is not of the ``acknowledged-round``.
+
+        Saved runs are used without a server, and so without this round.
+        """
+        kept = self._state.round
+        acknowledged = int(config.get(ACKNOWLEDGED_ROUND, kept))
         if kept != acknowledged:
             text = f"the state is of round {kept}, not that of round {acknowledged}"
             raise LostStateError(text)

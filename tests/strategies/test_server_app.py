@@ -220,7 +220,7 @@ def test_rejected_and_unanswered_clients_are_named(tmp_path):
     "named",
     [
         {"algorithm": "outsiders:Hooked"},
-        {"algorithm": "srpfl", "srpfl-base": "outsiders:Hooked"},
+        {"algorithm": "srpfl", "srpfl-base": "outsiders:Fewest"},
     ],
 )
 def test_server_checks_settings_of_third_party_strategies(named):
@@ -235,7 +235,7 @@ def test_server_checks_settings_of_third_party_strategies(named):
     "named",
     [
         {"algorithm": "outsiders:Hooked"},
-        {"algorithm": "srpfl", "srpfl-base": "outsiders:Hooked"},
+        {"algorithm": "srpfl", "srpfl-base": "outsiders:Fewest"},
         {"task": "nowhere.at_all:task"},
     ],
 )

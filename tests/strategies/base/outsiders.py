@@ -26,12 +26,8 @@ class Passing(GridDecorator):
         return list(self.grid.send_and_receive(messages, timeout=timeout))
 
 
-class Hooked(
-    Strategy,
-    client="flwr_frl.clients.fedavg:FedAvgClient",
-    evaluate_last_round_only=True,
-):
-    """Overrides traits and hooks, waits for no client, and declares a setting.
+class Fewest(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
+    """Declares a setting.
 
     Parameters
     ----------
@@ -40,6 +36,10 @@ class Hooked(
     """
 
     fewest: int = setting(2, ge=1, le=99)
+
+
+class Hooked(Fewest, evaluate_last_round_only=True):
+    """Overrides traits and hooks, and waits for no client."""
 
     grids: ClassVar[list[Passing]] = []
     waits = False
