@@ -38,6 +38,7 @@ class HeadsOnServer(Strategy):
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
         self.heads: dict[str, Arrays] = self.state.setdefault("heads", {})
+        self.initial_head: Arrays = self.state.setdefault("initial", {})
 
     def save_heads(self, names: list[str], heads: list[Arrays]) -> None:
         """Store the clients' new heads; a head that is not finite is dropped."""
@@ -51,10 +52,6 @@ class HeadsOnServer(Strategy):
 
 class TrainedHeads(HeadsOnServer):
     """Heads that start as the head of the initial model, which is one linear layer."""
-
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        self.initial_head: Arrays = self.state.setdefault("initial", {})
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return the initial representation, and keep the initial head."""
