@@ -30,7 +30,7 @@ from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server import aggregation as rules
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of
 from flwr_frl.strategies.server.clients import Clients
-from flwr_frl.strategies.server.evaluation import Evaluation
+from flwr_frl.strategies.server.evaluation import TESTED, TESTED_IN, Evaluation
 from flwr_frl.strategies.server.privacy import ClientPrivacy, check_no_counters
 from flwr_frl.strategies.server.replies import (
     Arrays,
@@ -588,13 +588,14 @@ class Strategy(Algorithm, uses_mean="only"):
         values = clients.state_dict()
         if evaluation.fraction < 1 or clients.busy:
             # Else all clients are in every evaluation.
-            values |= evaluation.state_dict()
+            values |= {TESTED: evaluation.metrics, TESTED_IN: evaluation.rounds}
         return snapshot_of(self.state, values)
 
     def _restore(self, state: State) -> None:
         """Return to a saved state, as `_snapshot` gives it."""
         self._run.clients.load_state_dict(state.values)
-        self._run.evaluation.load_state_dict(state.values)
+        self._run.evaluation.metrics = dict(state.values.get(TESTED, {}))
+        self._run.evaluation.rounds = dict(state.values.get(TESTED_IN, {}))
         restore_tree(self.state, state)
 
     def summary(self) -> None:

@@ -3,9 +3,8 @@
 Clients that join after the training show how well the trained model serves them.
 """
 
-from collections.abc import Mapping
 from logging import WARNING
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord
@@ -129,15 +128,6 @@ class Evaluation:
             if 0 < reporting < len(every):
                 counts[name + keys.OF_CLIENTS] = reporting
         return metric_record({**means, **counts})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the clients' latest metrics, for a checkpoint."""
-        return {TESTED: dict(self.metrics), TESTED_IN: dict(self.rounds)}
-
-    def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Return to a state of `state_dict`; without one, there are no metrics."""
-        self.metrics = dict(values.get(TESTED, {}))
-        self.rounds = dict(values.get(TESTED_IN, {}))
 
 
 def mean_metrics(metrics: list[dict[str, float]]) -> dict[str, float]:
