@@ -22,6 +22,7 @@ from flwr_frl.clients.device.setup import (
     AUTO_ON_CPU,
     Setup,
     build_client,
+    check_version,
     client_name,
     cohort_size,
     directory_of,
@@ -231,6 +232,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         name = str(context.node_id)
         properties: Config = {keys.CLIENT: name}
         try:
+            check_version(message.content.get(keys.CONFIG, {}))
             properties[keys.CLIENT] = name = client_name(context.node_config)
             setup, config = app.read_message(message, context)
             refusal = config.get(keys.REFUSAL)

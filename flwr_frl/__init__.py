@@ -41,8 +41,7 @@ __version__: str
 
 def _load(name: str) -> Any:
     if name == "__version__":
-        settings = import_module(f"{__name__}.common.settings")
-        return settings.pyproject()["project"]["version"]
+        return import_module(f"{__name__}.common.settings").version()
     if name in _MODULES:
         return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     if name in _PACKAGES:

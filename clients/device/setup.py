@@ -30,6 +30,7 @@ from flwr_frl.common.settings import (
     require,
     setting,
     unknown,
+    version,
 )
 from flwr_frl.task import devices
 from flwr_frl.task.base import Task, check_examples, fingerprint
@@ -275,6 +276,18 @@ def directory_of(
 
 
 # Properties, which the server queries before the first round
+
+
+def check_version(config: Mapping[str, object]) -> None:
+    """Raise `SettingsError` if the server has another minor version of flwr-frl."""
+    ours = version()
+    theirs = str(config.get(keys.VERSION, ours))
+    if ours.split(".")[:2] != theirs.split(".")[:2]:
+        raise SettingsError(
+            f"this device has flwr-frl {ours}, the server has {theirs}; install the "
+            "same minor version on both",
+            "version",
+        )
 
 
 def properties_of(context: Context, setup: Setup, config: Config) -> Config:

@@ -43,6 +43,8 @@ NUM_TEST_EXAMPLES = "num-test-examples"
 # Keys in the config of a message to a client.
 SERVER_ROUND = "server-round"
 RUN = "run"
+# Version of the server's flwr-frl, in queries.
+VERSION = "version"
 ACKNOWLEDGED_ROUND = "acknowledged-round"
 CHECKPOINT_ROUND = "checkpoint-round"
 # Gossip: the newest round whose messages are relayed.

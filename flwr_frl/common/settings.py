@@ -631,6 +631,11 @@ def pyproject() -> Mapping[str, Any]:
     return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
+def version() -> str:
+    """Return the version of this package."""
+    return str(pyproject()["project"]["version"])
+
+
 def defaults() -> Settings:
     """Return the default of every setting that this package declares."""
     settings: Settings = pyproject()["tool"]["flwr"]["app"]["config"]

@@ -15,7 +15,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common import messages as keys
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import SettingsError, version
 from flwr_frl.common.text import one_line, several
 from flwr_frl.strategies.server.replies import (
     InvalidReplyError,
@@ -235,7 +235,9 @@ class Clients:
         if self.keyed:
             pairs = ((info.node_id, info.public_key) for info in about)
             digests = {n: hashlib.sha256(key).hexdigest() for n, key in pairs if key}
-        messages = [self._query(node, {keys.RUN: self.run_token}) for node in nodes]
+        of_run = {keys.RUN: self.run_token, keys.VERSION: version()}
+        config = of_run if self.run_token else {}
+        messages = [self._query(node, config) for node in nodes]
         replies = list(grid.send_and_receive(messages, timeout=QUERY_TIMEOUT))
         taken = {client.name: node for node, client in self.known.items()}
         for reply in sorted(replies, key=lambda r: r.metadata.src_node_id):

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, MessageType
 from refusals import assert_says
 
 from flwr_frl.clients import FedRepClient
-from flwr_frl.common.settings import resolve
+from flwr_frl.common.settings import resolve, version
 from flwr_frl.task.tasks import build_task
 
 
@@ -127,3 +127,16 @@ def test_clients_rounds_and_seeds_shuffle_differently():
     ]
     same = [[equal(a, b) for b in replies] for a in replies]
     assert same == [[a == b for b in cases] for a in cases]
+
+
+@pytest.mark.parametrize(("part", "refuses"), [(0, True), (1, True), (2, False)])
+def test_a_device_refuses_a_server_of_another_minor_version(part, refuses):
+    numbers = version().split(".")
+    numbers[part] = str(int(numbers[part]) + 1)
+    other = ".".join(numbers)
+    query = message_of(MessageType.QUERY, version=other)
+    properties = app_of(algorithm="fedrep")(query, context_of()).content["properties"]
+    assert ("refusal" in properties) == refuses
+    if refuses:
+        assert version() in properties["refusal"]
+        assert other in properties["refusal"]
