@@ -27,6 +27,8 @@ COLOURS = (
     *("#3f90da", "#ffa90e", "#94a4a2", "#bd1f01", "#832db6"),
     *("#a96b59", "#e76300", "#b9ac70", "#717581", "#92dadd"),
 )
+# The marker of each colour, which distinguishes methods in greyscale
+MARKERS = "osd^vP<X*>"
 # Line styles of matplotlib. Each is used with all colours before the next one is.
 STYLES = ("-", "--", ":", "-.")
 # With it, methods that are often compared have different colours and keep them.
@@ -82,11 +84,13 @@ def figure_of(rows: Mapping[str, list[list[Row]]], width: float = 0) -> "Figure"
             label = title(name)
             if name in equal:
                 label, style = f"{label} = {title(equal[name])}", "--"
-            line = {"ls": style, "marker": ".", "ms": 3, "label": label}
+            marker, step = MARKERS[COLOURS.index(colour)], len(at) // 8 + 1
+            line = {"ls": style, "marker": marker, "ms": 4, "mfc": "white", "mew": 0.8}
+            line |= {"markevery": (len(axes.lines) % step, step), "label": label}
             axes.plot(at, means, colour, lw=1 if width else 1.5, **line)
             if len(seeds) > 1:
                 low, high = np.subtract(means, deviations), np.add(means, deviations)
-                axes.fill_between(at, low, high, color=colour, alpha=0.2, lw=0)
+                axes.fill_between(at, low, high, color=colour, alpha=0.1, lw=0)
         axes.set_xlabel(across, size=size + 1)
         axes.set_ylabel(metric, size=size + 1)
         axes.tick_params(labelsize=size)

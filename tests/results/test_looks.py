@@ -25,3 +25,4 @@ def test_a_curve_that_is_hidden_by_an_equal_one_is_dashed_and_named():
     lines = figure_of(runs, 3.3).axes[0].lines
     assert [line.get_label() for line in lines] == ["FedAvg", "FedProx = FedAvg"]
     assert [line.get_linestyle() for line in lines] == ["-", "--"]
+    assert lines[0].get_marker() != lines[1].get_marker()
