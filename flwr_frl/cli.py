@@ -166,7 +166,10 @@ def _compare(namespace: argparse.Namespace, overrides: dict[str, Any]) -> int:
     require(not others, "compare", sorted(others), allowed)
     protocol, folders = overrides.get("result-protocol", ""), namespace.algorithms[1:]
     comparison = compare(*folders, protocol=protocol, baseline=namespace.baseline)
-    if output := overrides.get("output"):
+    output, single = overrides.get("output"), len(comparison.tasks) == 1
+    valid, allowed = output and single, "unset without --output or with several tasks"
+    require(valid or not namespace.columns, "columns", namespace.columns, allowed)
+    if output:
         columns = [name for name in namespace.columns.split(",") if name]
         write_paper(Path(output).expanduser(), comparison, columns)
     Console().out(comparison, highlight=False)

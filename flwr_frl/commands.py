@@ -52,8 +52,9 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     tuning = names[:1] == ["tune"]
     allowed = "'tune' before the algorithms, as in: tune fedrep --grid …"
     require(tuning or not grid, "grid", grid, allowed)
-    baseline, allowed = namespace.baseline, "unset, except with compare DIR …"
-    require(not baseline, "baseline", baseline, allowed)
+    for name in ("baseline", "columns"):
+        value, allowed = getattr(namespace, name), "unset, except with compare DIR …"
+        require(not value, name, value, allowed)
     chosen = overrides.get("algorithm")
     algorithms = names[tuning:] or ([str(chosen)] if chosen else [*DEFAULT_ALGORITHMS])
 

@@ -78,7 +78,7 @@ class Run:
 
     @property
     def clients(self) -> Any:
-        """Final metrics and numbers of examples, one row per client, as `rounds`."""
+        """Each client's numbers of examples and last metrics, as `rounds`."""
         return _frame(self._client_rows())
 
     def model(self, client: str = "", seed: int | None = None) -> SplitModel:

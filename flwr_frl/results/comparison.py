@@ -14,9 +14,9 @@ from flwr.common import log
 
 from flwr_frl.common.algorithms import title
 from flwr_frl.common.files import write_atomically
-from flwr_frl.common.settings import Settings, facts
+from flwr_frl.common.settings import Settings, facts, require
 from flwr_frl.results.figures import WIDTH, figure_of, image_of, rank_diagram
-from flwr_frl.results.methods import Comparison
+from flwr_frl.results.methods import Comparison, tested
 from flwr_frl.results.page import write_page
 from flwr_frl.results.results import (
     METRICS,
@@ -141,16 +141,20 @@ def table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
     """Return the LaTeX table: methods by metrics or, with several tasks, by tasks.
 
     The best result of a task is bold, and so are results that do not differ from it
-    significantly. With a baseline, only the best result is.
+    significantly, whatever the baseline. Raises `SettingsError` if a single task has no
+    entries of these names.
     """
     tasks, metric = list(comparison.tasks), comparison.rows[0].metric
     ranking = comparison.ranking
     ranks = dict(zip(ranking.methods, ranking.ranks, strict=True)) if ranking else {}
     methods = list(dict.fromkeys([*ranks, *(row.method for row in comparison.rows)]))
     if len(tasks) == 1:
-        columns = columns or [metric, *COLUMNS]
-        summaries = {row.method: row.summary for row in comparison.rows}
-        head, *rows = chosen_cells(summaries, columns, comparison.evaluated_on, 1)
+        entries = {row.method: row.entries for row in comparison.rows}
+        present = {n for of in entries.values() for n, v in of.items() if v != ""}
+        columns = columns or [n for n in (metric, *COLUMNS) if n in present]
+        allowed = f"some of {', '.join(sorted(present))}"
+        require(present.issuperset(columns), "columns", ",".join(columns), allowed)
+        head, *rows = chosen_cells(entries, columns, comparison.evaluated_on, 1)
     else:
         results = {
             (row.method, row.task): cell(row.summary, metric, 1).replace("%", "")
@@ -163,11 +167,12 @@ def table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
         rows = [
             [name, *(results.get((name, n), "") for n in columns)] for name in methods
         ]
+    named = [metric] if len(tasks) == 1 else tasks
     bold = {
-        (methods.index(row.method) + 1, tasks.index(row.task) + 1)
-        for best, *others in comparison.tasks.values()
-        for row in (best, *others)
-        if row is best or (not comparison.baseline and row.differs is False)
+        (methods.index(row.method) + 1, columns.index(column) + 1)
+        for column, of_task in zip(named, comparison.tasks.values(), strict=True)
+        for row in tested(of_task, "")
+        if column in columns and (row.reference or row.differs is False)
     }
     titled = [[title(method), *cells] for method, *cells in rows]
     return f"% {comparison.legend}\n{latex([head, *titled], bold)}"

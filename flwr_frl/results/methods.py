@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 
 from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES, TESTED_MODEL
 from flwr_frl.common.settings import Settings, SettingsError, require
-from flwr_frl.common.text import several
+from flwr_frl.common.text import several, short_name
 from flwr_frl.results.results import (
     CLIENTS,
     METRICS,
-    ONE_ROUND,
     PROTOCOLS,
+    SUMMARIZED,
     SUMMARY,
     VALIDATED,
     RunResult,
@@ -33,6 +33,7 @@ from flwr_frl.results.results import (
     read_object,
     read_rows,
     run_result,
+    tested_once,
 )
 from flwr_frl.results.statistics import (
     LEVEL,
@@ -87,16 +88,15 @@ class MethodResult:
     @property
     def entries(self) -> dict[str, Any]:
         """The summary with the tests, as entries of a table, the main ones first."""
-        tests = dict[str, Any]()
+        entries = dict(self.summary)
         if self.on_clients and self.on_clients.pairs:
             difference = formatted(self.metric, self.on_clients.difference)
-            tests = {"difference": difference, **self.on_clients.entries}
+            entries |= {"difference": difference, **self.on_clients.entries}
         if self.on_seeds and self.on_seeds.p is not None:
-            tests["p by seed"] = self.on_seeds.entries["p"]
-        entries = {**self.summary, **tests}
+            entries["p by seed"] = self.on_seeds.entries["p"]
         # A narrow terminal has no room for the others.
         first = (self.metric, f"{self.metric}-worst-decile", "difference", "p")
-        order = (*first, "bytes", "seconds", *entries)
+        order = (*first, "bytes", "seconds", *SUMMARIZED, *entries)
         return {name: entries.get(name, "") for name in order}
 
     @property
@@ -126,11 +126,14 @@ class Comparison:
         The examples of all evaluations.
     baseline : str
         The method against which the others are tested; empty if it is the best one.
+    once : str
+        The methods because of which only the last rounds are compared (`tested_once`).
     """
 
     rows: tuple[MethodResult, ...]
     evaluated_on: str
     baseline: str = ""
+    once: str = ""
 
     @property
     def tasks(self) -> dict[str, list[MethodResult]]:
@@ -156,7 +159,9 @@ class Comparison:
     def legend(self) -> str:
         """An explanation of the results and of the tests."""
         text = legend({row.method: row.summary for row in self.rows}, self.evaluated_on)
-        if any(row.on_clients for row in self.rows):
+        if self.once:
+            text += f" Last rounds are compared because of {self.once}, tested once."
+        if any(row.on_clients and row.on_clients.pairs for row in self.rows):
             reference = self.baseline or "the best method"
             text += (
                 f" p: Wilcoxon's signed-rank test on the same clients against "
@@ -208,7 +213,8 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
         The rounds of the results (setting ``result-protocol``); by default that of the
         runs, or ``last`` if a method was tested after its last round only.
     baseline : str, default ""
-        The method against which the others are tested; by default the best one.
+        The method against which the others are tested, as in the table or as an import
+        path; by default the best one.
 
     Returns
     -------
@@ -249,15 +255,14 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
             "clients",
         )
     names = [str(of_task[0].config["task"]) for of_task in tasks.values()]
-    rows = list[MethodResult]()
+    rows, baseline = list[MethodResult](), short_name(baseline)
     for name, of_task, each in zip(names, tasks.values(), methods, strict=True):
         task = f"{name} ({of_task[0].place})" if names.count(name) > 1 else name
         results = [over_runs(task, method, runs) for method, runs in each.items()]
         rows += tested(results, baseline)
-    protocols = {row.summary["protocol"] for row in rows}
-    if not protocol and ONE_ROUND in protocols and len(protocols) > 1:
-        # Methods that are tested once must not be compared with means of ten rounds.
-        return compare(*runs, protocol="last", baseline=baseline)
+    once = tested_once((row.method, row.summary) for row in rows)
+    if once and not protocol:
+        return replace(compare(*runs, protocol="last", baseline=baseline), once=once)
     known = dict.fromkeys(row.method for row in rows)
     allowed = f"one of {', '.join(known)}"
     require(not baseline or baseline in known, "baseline", baseline, allowed)
@@ -392,7 +397,7 @@ def tested(results: Sequence[MethodResult], baseline: str) -> list[MethodResult]
 
     of_others = zip(others, tests("clients"), tests("seeds"), strict=True)
     rows = [
-        replace(each, on_clients=on_clients, on_seeds=on_seeds)
+        replace(each, reference=False, on_clients=on_clients, on_seeds=on_seeds)
         for each, on_clients, on_seeds in of_others
     ]
     return sorted([replace(reference, reference=True), *rows], key=key)

@@ -58,7 +58,7 @@ def document(folder: Path) -> str:
 <body>
 <h1>{title}</h1>
 <p id="connection" role="status"></p>
-<p id="none">No run has written anything here yet.</p>
+<p id="none" role="status"></p>
 <pre id="command"></pre>
 <p>Task: <span id="task"></span></p>
 <p>Settings that differ from the defaults: <span id="settings"></span></p>

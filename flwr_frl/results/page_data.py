@@ -31,6 +31,7 @@ from flwr_frl.results.results import (
     read_object,
     read_rows,
     run_result,
+    tested_once,
 )
 from flwr_frl.results.tables import DETAILS, cells, formatted
 
@@ -76,13 +77,15 @@ class Run(NamedTuple):
     result: RunResult
 
 
-def read_folder(folder: Path) -> dict[str, Any]:
+def read_folder(folder: Path, once: str = "") -> dict[str, Any]:
     """Return the data of the page, as JSON values.
 
     Parameters
     ----------
     folder : Path
         The results folder. It may be empty, half-written or about to be deleted.
+    once : str, default ""
+        The methods because of which only the last rounds are compared (`tested_once`).
 
     Returns
     -------
@@ -93,12 +96,15 @@ def read_folder(folder: Path) -> dict[str, Any]:
         ``legend`` of the first one; and ``methods`` with their curves and clients, the
         best first. A damaged run is left out.
     """
-    runs = _runs_in(folder)
+    runs = _runs_in(folder, "last" if once else "")
     counted = {name: _counted(seeds) for name, seeds in runs.items()}
     results = [
         over_runs("", name, [run.result for run in seeds])
         for name, seeds in counted.items()
     ]
+    ended = [(r.method, r.summary) for r in results if not _state(counted[r.method])]
+    if not once and (methods := tested_once(ended)):
+        return read_folder(folder, methods)
     rows = tuple(tested(results, "") if results else ())
     every = sorted(chain(*runs.values()), key=lambda run: run.written)
     evaluated_on = " or ".join(sorted({str(r.settings["evaluate-on"]) for r in every}))
@@ -119,7 +125,7 @@ def read_folder(folder: Path) -> dict[str, Any]:
         "task": " and ".join({str(run.settings["task"]) for run in every}),
         "settings": _text(shared),
         "table": cells(entries, evaluated_on, DETAILS),
-        "legend": Comparison(rows, evaluated_on).legend,
+        "legend": Comparison(rows, evaluated_on, once=once).legend,
         "clients": _clients(rows, every),
         "methods": [
             {"name": title(row.method), "metric": row.metric, "clients": row.clients}
@@ -131,8 +137,11 @@ def read_folder(folder: Path) -> dict[str, Any]:
     }
 
 
-def _runs_in(folder: Path) -> dict[str, list[Run]]:
-    """Return the runs in a folder by method, those of deeper folders last."""
+def _runs_in(folder: Path, protocol: str) -> dict[str, list[Run]]:
+    """Return the runs in a folder by method, those of deeper folders last.
+
+    A ``protocol`` takes precedence over those of the runs.
+    """
     groups = dict[tuple[str, str], list[Run]]()
     for place, folders, files in os.walk(folder):
         # Clients' states are many.
@@ -141,7 +150,8 @@ def _runs_in(folder: Path) -> dict[str, list[Run]]:
             continue
         try:
             stats = [Path(place, name).stat() for name in READ if name in files]
-            run = _read(Path(place), tuple((s.st_mtime_ns, s.st_size) for s in stats))
+            times = tuple((each.st_mtime_ns, each.st_size) for each in stats)
+            run = _read(Path(place), protocol, times)
         except Exception as error:
             log(WARNING, "the page does not show %s: %r", place, error)
             continue
@@ -159,7 +169,7 @@ def _runs_in(folder: Path) -> dict[str, list[Run]]:
 
 
 @lru_cache(maxsize=1024)
-def _read(place: Path, files: tuple[tuple[int, int], ...]) -> Run:
+def _read(place: Path, protocol: str, files: tuple[tuple[int, int], ...]) -> Run:
     """Read a run; it is read again when its ``files`` have another time or size."""
     rows, status = read_rows(place / METRICS), read_object(place / STATUS)
     settings = {**defaults(), **status.get("settings", {})}
@@ -169,7 +179,8 @@ def _read(place: Path, files: tuple[tuple[int, int], ...]) -> Run:
     result = RunResult(place, settings["seed"], {}, {})
     if rows:
         tested_model = str(status.get(TESTED_MODEL, ""))
-        result = run_result(place, settings, rows, tested_model)
+        chosen = {"result-protocol": protocol or settings["result-protocol"]}
+        result = run_result(place, settings | chosen, rows, tested_model)
     hidden = facts("always") | {"algorithm", "seed"}
     changed = {
         # The page may be sent to others, who need not know the path.

@@ -20,7 +20,7 @@ figure { margin: 0; max-width: 100% } figcaption { font-weight: 600 }
 .u-legend { max-height: 8rem; overflow: auto; pointer-events: none }
 .band { display: none }
 .box { overflow: auto; max-height: 30rem; margin: .4rem 0; border: 1px solid #d9dee5 }
-.box table { border-collapse: collapse; font-size: .85rem;
+.box table { border-collapse: collapse; min-width: 100%; font-size: .85rem;
   font-variant-numeric: tabular-nums }
 .box th { position: sticky; top: 0; z-index: 1; background: #f4f6f8 }
 .box tr > :first-child { position: sticky; left: 0 }
@@ -164,7 +164,7 @@ function draw() {
 let text = place('data').textContent, data, methods = [];
 function show() {
   data = JSON.parse(text);
-  place('none').hidden = data.methods.length > 0;
+  place('none').textContent = data.methods.length ? '' : 'There are no results yet.';
   place('command').hidden = !data.command;
   for (const name of ['command', 'task', 'settings', 'legend'])
     place(name).textContent = data[name] || 'none';

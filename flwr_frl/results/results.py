@@ -19,6 +19,7 @@ from flwr_frl.common.messages import (
     TESTED_MODEL,
 )
 from flwr_frl.common.settings import Settings, require
+from flwr_frl.common.text import several
 
 Row = dict[str, Any]
 
@@ -150,6 +151,17 @@ def protocol_text(final: Sequence[Row], protocol: str) -> str:
         return ONE_ROUND
     consecutive = rounds[-1] - rounds[0] < len(rounds)
     return f"mean of last {len(rounds)} {'rounds' if consecutive else 'evaluations'}"
+
+
+def tested_once(results: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
+    """Return the methods with one tested round if others have means of several.
+
+    If there are any, the last rounds of all methods are compared, in every table.
+    ``results`` has the name and the summary of each finished method.
+    """
+    protocols = [(method, summary["protocol"]) for method, summary in results]
+    once = dict.fromkeys(method for method, text in protocols if text == ONE_ROUND)
+    return several([*once]) if any(text != ONE_ROUND for _, text in protocols) else ""
 
 
 def summarize(

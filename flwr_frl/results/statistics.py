@@ -36,7 +36,8 @@ class PairedTest:
         Mean of the paired differences, method minus reference.
     effect : float
         Matched-pairs rank-biserial correlation, −1 to 1: the rank sum of the wins minus
-        that of the losses, divided by the sum of both; 0 if all pairs are ties.
+        that of the losses, divided by the sum of both. Ties are not ranked; 0 if all
+        pairs are ties.
     p : float or None
         Two-sided p-value, after Holm's correction if `holm` has been applied; None with
         fewer than `FEWEST_PAIRS` pairs.
@@ -144,7 +145,8 @@ class Ranking:
         return (
             f"Mean ranks over {self.tasks} tasks: {ranks}. "
             f"Friedman's test: p = {self.p:.3g}. Differences of at least "
-            f"{self.critical_difference:.2f} are significant (Nemenyi)."
+            f"{self.critical_difference:.2f} are significant (Nemenyi); "
+            f"the largest possible one is {len(self.methods) - 1}."
         )
 
 

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from flwr_frl.common.messages import OF_CLIENTS, TESTED_MODEL
-from flwr_frl.results.results import LOST, OVER_SEEDS, is_number
+from flwr_frl.results.results import LAST_ROUND, LOST, ONE_ROUND, OVER_SEEDS, is_number
 
 # Heading, number format and divisor of entries of a summary. Others have their name and
 # four digits.
@@ -65,8 +65,11 @@ def cells(
     """
     every = dict.fromkeys(name for summary in summaries.values() for name in summary)
     hidden = {"protocol", "seeds", TESTED_MODEL, *without}
-    if "accuracy" in every:
+    if any(is_number(summary.get("accuracy")) for summary in summaries.values()):
         hidden |= {"loss", "loss-weighted"}
+    # Results of the last round would be shown twice.
+    if {summary.get("protocol") for summary in summaries.values()} == {ONE_ROUND}:
+        hidden |= {name for name in every if name.endswith(LAST_ROUND)}
     if not any(summary.get(LOST) for summary in summaries.values()):
         hidden.add(LOST)
     beside = (OVER_SEEDS, OF_CLIENTS)
@@ -104,7 +107,8 @@ def legend(summaries: Summaries, evaluated_on: str) -> str:
     return (
         f"Results: mean over the clients on {evaluated_on} examples; {protocol}; "
         f"{lengths}tested model: {model}; ±: standard deviation over seeds; "
-        "worst tenth: mean over that tenth of the clients."
+        "worst tenth: mean over that tenth of the clients; MB: arrays sent for "
+        "training, in both directions, without evaluation."
     )
 
 
@@ -191,7 +195,7 @@ def latex(rows: Sequence[Sequence[str]], bold: Container[tuple[int, int]] = ()) 
     columns = [[_tex(row[0]) for row in rows]]
     for j, (heading, *column) in enumerate(list(zip(*rows, strict=True))[1:], 1):
         unit = " (%)" if any("%" in cell for cell in column) else ""
-        body = [_tex(cell.replace("%", "")) for cell in column]
+        body = [_tex(cell.replace("%", "")) or "--" for cell in column]
         body = [
             rf"\textbf{{{cell}}}" if (i, j) in bold else cell
             for i, cell in enumerate(body, 1)

@@ -89,10 +89,15 @@ class ClientCoroutine(greenlet):
         self.is_alone = False
         self.stream = RngContext()
 
-    def resume(self, *answer: Any) -> Any:
+    def resume(self, answer: Any = None) -> Any:
         """Return the next call, or the result of the work."""
-        with self.stream:
-            return self.switch(*answer)
+        self.stream.__enter__()
+        try:
+            return self.switch(*([] if answer is None else [answer]))
+        finally:
+            # The random numbers of a finished client are not continued.
+            if not self.dead:
+                self.stream.__exit__()
 
 
 def current_client() -> ClientCoroutine | None:

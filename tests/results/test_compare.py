@@ -10,6 +10,7 @@ from refusals import code_of
 
 from flwr_frl import compare
 from flwr_frl.cli import main
+from flwr_frl.results.page_data import read_folder
 from flwr_frl.results.results import write_json
 
 
@@ -53,6 +54,8 @@ def test_other_protocols_and_a_baseline(tmp_path):
         True,
     )
     assert code_of(compare, tmp_path, baseline="fedpre") == "baseline"
+    by_path = compare(tmp_path, protocol="last", baseline="mine:fedavg")
+    assert by_path == comparison
     assert code_of(compare, tmp_path, protocol="best-validation") == "result-protocol"
     assert code_of(compare, tmp_path, protocol="best") == "result-protocol"
 
@@ -68,7 +71,14 @@ def test_a_method_tested_once_is_compared_by_the_last_round(tmp_path):
     comparison = compare(tmp_path)
     assert "last evaluated round" in comparison.legend
     assert "mean of last" not in comparison.legend
+    assert "because of fedavg, tested once" in comparison.legend
     assert comparison.rows[1].on_clients.losses == 8
+    # The page has the same results.
+    page = read_folder(tmp_path)
+    assert page["legend"] == comparison.legend
+    assert [method["clients"] for method in page["methods"]] == [
+        row.clients for row in comparison.rows
+    ]
     # With means of ten rounds, it is not tested.
     text = str(compare(tmp_path, protocol="mean-last"))
     assert "0/0/8" not in text
@@ -168,6 +178,8 @@ def test_the_command_prints_and_writes_a_comparison(tmp_path, capsys):
         ([], "compare"),
         (["nowhere"], "nowhere"),
         ([".", "--rounds", "3"], "num-server-rounds"),
+        ([".", "--columns", "p"], "without --output"),
+        ([".", "--output", "paper", "--columns", "accuracy,pp"], "some of accuracy"),
         ([".", "--run-config", "result-protocol='best'"], "result-protocol"),
     ],
 )

@@ -128,7 +128,7 @@ def test_the_served_page_follows_its_folder(tmp_path: Path, page: Browser) -> No
     assert page.requested() == {server.url}
     # First the folder is deleted, then the server stops.
     shutil.rmtree(folder)
-    page.wait("!document.querySelector('#none').hidden")
+    page.wait("document.querySelector('#none').textContent")
     assert page.complaints() == []
     server.shutdown()
     server.server_close()

@@ -3,6 +3,7 @@
 import re
 
 from compared_runs import FEDAVG, FEDPER, FEDREP, with_seeds, write_runs
+from refusals import code_of
 
 from flwr_frl import compare
 from flwr_frl.common.algorithms import ALGORITHMS
@@ -24,12 +25,16 @@ def test_best_results_and_those_that_do_not_differ_are_bold(tmp_path):
         r"FedPer & \textbf{67.0 $\pm$ 0.7} & 19.5 $\pm$ 0.7 & 0.0 & 8.0 \\",
         r"FedAvg & 44.5 $\pm$ 0.7 & 9.5 $\pm$ 0.7 & 0.0 & 8.0 \\",
     ]
-    write_paper(tmp_path, compare(tmp_path, baseline="fedavg"), ["accuracy", "rounds"])
-    assert lines_of(tmp_path)[:3] == [
-        r"algorithm & accuracy (\%) & rounds \\",
-        r"FedRep & \textbf{68.2 $\pm$ 0.7} & 4 \\",
-        r"FedPer & 67.0 $\pm$ 0.7 & 4 \\",
+    # Bold does not depend on the baseline, nor on the place of the column.
+    comparison = compare(tmp_path, baseline="fedavg")
+    write_paper(tmp_path, comparison, ["rounds", "accuracy", "p"])
+    assert lines_of(tmp_path) == [
+        r"algorithm & rounds & accuracy (\%) & p \\",
+        r"FedRep & 4 & \textbf{68.2 $\pm$ 0.7} & 0.016 \\",
+        r"FedPer & 4 & \textbf{67.0 $\pm$ 0.7} & 0.016 \\",
+        r"FedAvg & 4 & 44.5 $\pm$ 0.7 & -- \\",
     ]
+    assert code_of(write_paper, tmp_path, comparison, ["accuracy", "pp"]) == "columns"
 
 
 def test_several_tasks_are_columns_with_mean_ranks(tmp_path, figures):
@@ -43,7 +48,7 @@ def test_several_tasks_are_columns_with_mean_ranks(tmp_path, figures):
         r"FedRep & \textbf{68.8} & \textbf{67.5} & 1.50 \\",
         r"FedPer & \textbf{67.5} & \textbf{68.8} & 1.50 \\",
         r"FedAvg & 45.0 & 45.0 & 3.00 \\",
-        r"Local training &  & 45.0 &  \\",
+        r"Local training & -- & 45.0 & -- \\",
     ]
     names = {path.name for path in paper.iterdir()}
     assert {"ranks.pdf", "ranks.svg", "accuracy-digits-one.pdf"} <= names

@@ -42,7 +42,8 @@ def test_number_of_clients_is_shown_beside_the_means():
 
 
 def test_details_and_empty_entries_are_left_out():
-    summary = {"accuracy": 0.5, "rounds": 4, "p": "", "protocol": "last"}
+    summary = {"accuracy": 0.5, "rounds": 4, "p": "", "accuracy-last": 0.5}
+    summary["protocol"] = "last evaluated round"
     every = {"fedavg": summary, "local": {**summary, "rounds": 5}}
     assert cells(every)[0] == ["algorithm", "accuracy", "rounds"]
     assert cells(every, without=["rounds"])[0] == ["algorithm", "accuracy"]
@@ -52,7 +53,7 @@ def test_latex_and_html():
     lines = latex(ROWS, bold={(2, 1)}).splitlines()
     assert lines[2] == r"\begin{tabular}{lrrrr}"
     assert lines[4] == r"algorithm & accuracy (\%) & over examples (\%) & MB & r|2 \\"
-    assert lines[-3] == r"own\_50\% & \textbf{75.00 $\pm$ 1.25} &  &  & 1.5 \\"
+    assert lines[-3] == r"own\_50\% & \textbf{75.00 $\pm$ 1.25} & -- & -- & 1.5 \\"
     assert lines[-1] == r"\end{tabular}}"
     assert html([["a", "b"], ["<c>", "d"]]) == (
         "<table><tr><th>a</th><th>b</th></tr>"
