@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from flwr_frl.results.results import (
     read_object,
     read_rows,
 )
-from flwr_frl.results.tables import cells, html
+from flwr_frl.results.tables import cells, html, legend
 from flwr_frl.task.models import SplitModel
 
 if TYPE_CHECKING:
@@ -191,7 +192,8 @@ class Runs(dict[str, Run]):
 
     def _repr_html_(self) -> str:
         summaries = {name: run.summary for name, run in self.items()}
-        return html(cells(summaries, self.evaluated_on))
+        text = escape(legend(summaries, self.evaluated_on))
+        return f"{html(cells(summaries, self.evaluated_on))}<p>{text}</p>"
 
 
 def _frame(records: list[Row]) -> Any:

@@ -52,6 +52,7 @@ def test_notebooks_show_the_table_and_a_short_line(runs):
         assert accuracy in line
         assert len(line) < 100 + len(str(run.folders[0]))
         assert f"<td>{name}</td><td>{accuracy} ±" in runs._repr_html_()
+        assert run.summary["protocol"] in runs._repr_html_()
         assert f"<td>{accuracy} ±" in run._repr_html_()
 
 

@@ -211,6 +211,7 @@ fedavg --seeds 2 @ seed='one' => seed
 fedavg --seeds 2 @ seed=1.5 => seed
 fedavg --grid momentum=0 => grid
 fedavg --baseline fedrep => baseline
+fedavg --columns p => columns
 tune fedavg => grid
 tune fedavg --grid momentum=0 @ resume='nowhere' => resume
 tune fedavg --grid sede=1 => setting
