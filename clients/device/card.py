@@ -86,6 +86,10 @@ class TableCard(Card):
         Treatment of missing numbers: ``error`` or ``mean``.
     scaling : Scaling
         The scaling of inputs and labels.
+    series : tuple of str
+        Names of the columns of clients and of classes; see `Dataset`.
+    client : str
+        Name of the only client whose rows are read; "" reads all.
     """
 
     shape: Annotated[tuple[Size, ...], Field(min_length=1, max_length=2)]
@@ -93,6 +97,8 @@ class TableCard(Card):
     columns: Annotated[tuple[str, ...], Field(min_length=1)]
     missing: Literal["error", "mean"]
     scaling: Scaling
+    series: Annotated[tuple[str, ...], Field(max_length=2)]
+    client: str
 
     def task(self) -> TableTask:
         """Return a task that builds the model and reads tables, but has no examples."""
@@ -102,9 +108,11 @@ class TableCard(Card):
         require(valid, "the number of means", widths, allowed, "damaged-card")
         none = np.zeros(0, np.int64)
         rows = ImageSet(np.zeros((0, *self.shape), np.float32), none, none)
-        how = TableSettings(stride=self.stride, missing=self.missing, **self.settings)
-        data = Dataset(rows, rows, self.classes, columns=self.columns)
-        return TableTask(how, 0, data, self.scaling)
+        window = self.shape[1] if len(self.shape) == 2 else 0
+        rest = {"stride": self.stride, "missing": self.missing, **self.settings}
+        how = TableSettings(window=window, **rest)
+        data = Dataset(rows, rows, self.classes, (), (), self.columns, self.series)
+        return TableTask(how, 0, data, self.scaling, self.client)
 
 
 def card_of(task: Task, client: int = 0) -> str:
@@ -121,6 +129,7 @@ def card_of(task: Task, client: int = 0) -> str:
         how = task.settings
         card |= {"shape": task.shape, "columns": task.columns, "stride": how.stride}
         card |= {"missing": how.missing, "scaling": asdict(task.scaling(client))}
+        card |= {"series": task.dataset.series, "client": task.client}
     else:
         shape = built.dataset.train.images.shape[1:]
         card |= {"source": built.source, "shape": shape}

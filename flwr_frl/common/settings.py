@@ -31,6 +31,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
+from traceback import walk_tb
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -277,7 +278,8 @@ def unknown(
     hint = f"did you mean {near}? " if near else ""
     choices = ", ".join(names) if len(names) <= MAX_LISTED else f"see {listed}"
     also = f"; or {others}" if others else ""
-    message = f"unknown {kind} {name!r}; {hint}known: {choices}{also}"
+    # Names may contain line breaks.
+    message = printable(f"unknown {kind} {name!r}; {hint}known: {choices}{also}")
     return SettingsError(message, code or kind)
 
 
@@ -758,5 +760,9 @@ def load(path: str, kind: str) -> Any:
         return attrgetter(name)(import_module(module))
     # Third-party modules may raise any exception.
     except (Exception, SystemExit) as error:
-        line = f"{kind} {path!r} cannot be imported: {error_line(error)}"
+        place = ""
+        for frame, number in walk_tb(error.__traceback__):
+            if frame.f_globals.get("__name__") == module:
+                place = f" ({frame.f_code.co_filename}:{number})"
+        line = f"{kind} {path!r} cannot be imported: {error_line(error)}{place}"
         raise SettingsError(line, kind) from error

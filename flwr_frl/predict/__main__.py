@@ -58,7 +58,7 @@ def _main(arguments: Sequence[str] | None) -> int:
     if options.personalize:
         fitted = personalize(path, options.data_dir, name, states, **named)
         results = {"loss": fitted.loss, **fitted.metrics}
-        text = ", ".join(f"{key} {value:.4g}" for key, value in results.items())
+        text = ", ".join(f"test {key} {value:.4g}" for key, value in results.items())
         print(f"fitted on {fitted.num_examples} examples: {text}; see {fitted.path}")
     if options.files or options.export:
         if options.model:

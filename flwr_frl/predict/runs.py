@@ -255,7 +255,8 @@ class TrainedRun:
             self.prepare(trainer, client, directory)
             model = trainer.deployed_model()
         # The clients of a process share the deployed model.
-        return Predictor(copy.deepcopy(model).cpu(), of_client(task, index))
+        name = self.values.labels.get(client, "")
+        return Predictor(copy.deepcopy(model).cpu(), of_client(task, index, name))
 
     def saved_arrays(
         self, client: str, directory: Path | None

@@ -82,7 +82,7 @@ def archive_run(output: Path, algorithm: str) -> None:
     with locked(output, algorithm), _os_errors_as_settings(what):
         archive.mkdir(exist_ok=True)
         directory.rename(archive / algorithm)
-    text = "the earlier run was moved to %s; continue it with resume=%r"
+    text = 'the earlier run was moved to %s; continue it with resume="%s"'
     log(WARNING, text, archive, str(archive))
 
 

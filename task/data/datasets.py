@@ -53,7 +53,7 @@ Shape = tuple[int, int, int]
 PARTS = ("train", "test")
 ABOUT = "about.json"
 # Fields of a data set that the file `ABOUT` has.
-TEXTS = ("classes", "clients", "notes", "columns")
+TEXTS = ("classes", "clients", "notes", "columns", "series")
 # Larger integers are probably not classes.
 MAX_CLASSES = 100_000
 # An image that is not decoded yet: its name in messages, and a function that opens it.
@@ -161,6 +161,9 @@ class Dataset:
         Notices for users.
     columns : tuple of str, default ()
         Names of a table's input columns.
+    series : tuple of str, default ()
+        Names of a table's columns of clients and of classes, "" for neither: rows that
+        differ in one of them are in different series.
     """
 
     train: ImageSet
@@ -169,6 +172,7 @@ class Dataset:
     clients: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
+    series: tuple[str, ...] = ()
 
 
 # Decoding of image files

@@ -16,8 +16,16 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
-from flwr_frl.common.settings import SettingsError, need, reading, require, setting
+from flwr_frl.common.settings import (
+    SettingsError,
+    need,
+    reading,
+    require,
+    setting,
+    unknown,
+)
 from flwr_frl.task.data.datasets import (
     FORM,
     INSPECTED,
@@ -89,15 +97,17 @@ class ColumnSettings(DataSettings):
     window : int, default 0
         Number of successive rows that form an example, for rows in the order of time; 0
         uses single rows. The rows of a window have one client and, if labels are
-        classes, one class. The label is that of the last row. The last rows of each
-        such series form the test set, so no window overlaps both sets.
+        classes, one class. The label is that of the last row. Without a test split,
+        the last rows of each such series of at least two windows are for testing, so
+        no window overlaps both sets.
     stride : int, default 0
         Number of rows between the starts of two windows; 0 stands for ``window``, so
         that windows do not overlap.
     test_fraction : float, default 0.2
         Fraction of the examples that is for testing if the data have no part ``test``
         or ``validation``; the same examples for all seeds. If there are clients, it is
-        a fraction of each client's examples.
+        a fraction of each client's examples. They are drawn at random: for rows in the
+        order of time, set ``window``, which holds out the last rows.
     data_subset : str, default ""
         A folder in the data set, to use only its files.
     """
@@ -108,7 +118,7 @@ class ColumnSettings(DataSettings):
     client_column: str = setting("", form="a column", safe=True)
     missing: Literal["error", "mean"] = setting("error")
     window: int = setting(0, ge=0, le=100_000)
-    stride: int = setting(0, ge=0)
+    stride: int = setting(0, ge=0, unused_if={"window": (0,)})
     test_fraction: float = setting(0.2, gt=0, lt=1)
     data_subset: str = setting("", form="a folder", safe=True)
 
@@ -155,7 +165,7 @@ def table_files(
             return _dataset(name, table, settings, alone)
 
     chosen = [getattr(settings, field.name) for field in fields(ColumnSettings)]
-    return f"table/2{FORM}/{version}/{chosen}/{alone}", read
+    return f"table/3{FORM}/{version}/{chosen}/{alone}", read
 
 
 def _downloaded(name: str, settings: ColumnSettings) -> Path:
@@ -245,34 +255,63 @@ class DataFrame(Protocol):
 
 
 def read_inputs(
-    source: Path | DataFrame, columns: Sequence[str], missing: str
-) -> npt.NDArray[np.float32]:
-    """Return columns of a file with a header or a data frame, as (rows, width).
+    source: Path | DataFrame, dataset: Dataset, s: ColumnSettings, client: str
+) -> tuple[npt.NDArray[np.float32], list[str]]:
+    """Return rows or windows of a file with a header or a data frame.
 
     Parameters
     ----------
     source : Path or data frame
         A file of a format in `FORMATS`, or a data frame. It may have other columns.
-    columns : sequence of str
+    dataset : Dataset
         Names of the columns.
-    missing : {"error", "mean"}
-        As in `ColumnSettings`; with ``mean``, missing numbers are NaN.
+    s : ColumnSettings
+        Treatment of missing numbers, and size of the windows, which are in one series
+        as in training.
+    client : str
+        If there is a column of clients, only the rows of this one are returned; ""
+        returns all.
+
+    Returns
+    -------
+    inputs : ndarray, shape (n, width) or (n, width, time)
+        Rows or windows; NaN if missing.
+    places : list of str
+        The file and the row of each input, from 1; of a window the first one.
 
     Raises
     ------
     SettingsError
-        If it lacks a column, or has a cell that is not a number.
+        If it lacks a column or the client, has a cell that is not a number, or has too
+        few rows for a window.
     """
     from pyarrow import table as arrow_table
 
     path = source if isinstance(source, Path) else Path("data frame")
     with reading(path, "file"):
         rows = _read(path) if isinstance(source, Path) else arrow_table(source)
-    if absent := [name for name in columns if name not in rows.column_names]:
+    if absent := [name for name in dataset.columns if name not in rows.column_names]:
         has = f"it has the columns {_listed(rows.column_names)}"
         raise SettingsError(f"{str(path)!r} lacks {_listed(absent)}; {has}", "columns")
     table = Table(rows, len(rows), [(path, len(rows))])
-    return np.concatenate([_numbers(table, name, missing) for name in columns], axis=1)
+    values = [_numbers(table, name, s.missing) for name in dataset.columns]
+    numbers, places = np.concatenate(values, axis=1), np.arange(len(rows))
+    keys = np.zeros((len(rows), 2), np.int64)
+    for i, name in enumerate(dataset.series):
+        if name in rows.column_names:
+            texts = np.array([str(cell) for cell in rows[name].to_pylist()], np.str_)
+            found, keys[:, i] = np.unique(texts, return_inverse=True)
+            if i == 0 and client:
+                allowed = f"one of {_listed(found.tolist())}, or no column {name!r}"
+                require(client in found, "client-name", client, allowed)
+                places = np.flatnonzero(texts == client)
+    numbers = numbers[places]
+    if s.window:
+        order, (_, first), _ = _windows(keys[places], 0, s)
+        require(len(first) > 0, "window", s.window, "at most the rows of a series")
+        numbers = sliding_window_view(numbers[order], s.window, axis=0)[first]
+        places = places[order][first]
+    return numbers, [f"{path}:{row + 1}" for row in places]
 
 
 def _joined(splits: Mapping[str, list[Path]]) -> Table:
@@ -326,9 +365,16 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
     parts = [np.arange(n), np.arange(n, len(rows))]
     if s.window and not is_image:
         kinds = targets if classes else np.zeros_like(owners)
-        order, parts = _windows(np.stack([owners, kinds], axis=1), n, s)
-        view = np.lib.stride_tricks.sliding_window_view
-        numbers = view(numbers[order], s.window, axis=0)
+        order, parts, lengths = _windows(np.stack([owners, kinds], axis=1), n, s)
+        allowed = "fewer rows, so that a series has windows for training and testing"
+        require(all(map(len, parts)), "window", s.window, allowed)
+        none, one = ((lengths < k * s.window).sum() for k in (1, 2))
+        notes += (
+            f"{name!r}: {len(parts[0])} windows for training, {len(parts[1])} for "
+            f"testing; {none} of the {len(lengths)} series have fewer than {s.window} "
+            f"rows and no window, {one} fewer than {2 * s.window}, too few to split",
+        )
+        numbers = sliding_window_view(numbers[order], s.window, axis=0)
         targets, owners = (each[order][s.window - 1 :] for each in (targets, owners))
     elif n == len(rows):
         tested = held_out(owners, s.test_fraction)
@@ -336,8 +382,8 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
         require(len(tested) < n, "test-fraction", s.test_fraction, allowed)
         parts = [np.setdiff1d(parts[0], tested), tested]
         notes += (
-            f"{name!r} has no test split: {len(tested)} of the {n} examples are held "
-            "out for testing",
+            f"{name!r} has no test split: {len(tested)} of the {n} examples, drawn at "
+            "random, are held out for testing",
         )
     images: list[Any] = [numbers[part] for part in parts] if not is_image else []
     if is_image:
@@ -351,7 +397,8 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
         ImageSet(own, targets[part], owners[part] if clients else None)
         for own, part in zip(images, parts, strict=True)
     )
-    return Dataset(train, test, classes, clients, notes, tuple(inputs))
+    series = (client if clients else "", label if classes else "")
+    return Dataset(train, test, classes, clients, notes, tuple(inputs), series)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -363,7 +410,7 @@ def _listed(names: Sequence[str]) -> str:
 
 def _windows(
     series: Integers, trained: int, s: ColumnSettings
-) -> tuple[Integers, list[Integers]]:
+) -> tuple[Integers, list[Integers], Integers]:
     """Return the rows in the order of their series, and where the windows start.
 
     Parameters
@@ -382,26 +429,24 @@ def _windows(
         All rows: those of each split by client.
     starts : list of ndarray
         First positions, in this order, of the windows for training and for testing.
+    lengths : ndarray
+        Number of rows of each series.
     """
     count = len(series)
     tested = np.arange(count) >= trained
     order = np.lexsort((series[:, 0], tested))
     keys = np.column_stack([series, tested])[order]
-    edges = np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1
+    inner = np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1
+    edges = [0, *inner.tolist(), count]
     starts: list[list[int]] = [[], []]
-    for first, end in pairwise([0, *edges.tolist(), count]):
+    for first, end in pairwise(edges):
         length, cut = end - first, end if first < trained else first
         if trained == count and length >= 2 * s.window:
             cut = end - max(int(length * s.test_fraction), s.window)
         step = s.stride or s.window
         starts[0] += range(first, cut - s.window + 1, step)
         starts[1] += range(cut, end - s.window + 1, step)
-    allowed = (
-        "fewer rows, so that a series of one client, and of one class if there are "
-    )
-    allowed += "classes, has windows for training and for testing"
-    require(all(starts), "window", s.window, allowed)
-    return order, [np.array(each) for each in starts]
+    return order, [np.array(each) for each in starts], np.diff(edges)
 
 
 def held_out(clients: Integers, fraction: float) -> Integers:
@@ -447,9 +492,13 @@ def _choose_columns(rows: Any, s: ColumnSettings, client: str) -> tuple[list[str
         arrays = images or lists
         usual = [name for name in numbers if not _counts_rows(name)]
         inputs = arrays if len(arrays) == 1 else usual
-    usable = {*inputs} <= {*numbers} or inputs in [[name] for name in images]
+    for name in inputs:
+        if name not in numbers + images:
+            kind, usable = "column of numbers in input-columns", numbers + images
+            raise unknown(kind, name, usable, "the table", code="input-columns")
+    valid = {*inputs} <= {*numbers} or len(inputs) == 1
     allowed = f"one column of images, or columns of numbers with commas, {listed}"
-    require(bool(inputs) and usable, "input-columns", s.input_columns, allowed)
+    require(bool(inputs) and valid, "input-columns", s.input_columns, allowed)
     return inputs, label
 
 

@@ -28,7 +28,7 @@ Array = npt.NDArray[Any]
 
 # Default models of rows and of windows.
 ROW_MODEL, WINDOW_MODEL = "mlp-2", "cnn-1d"
-OF_IMAGES = ("augment", "image-size")
+OF_IMAGES = ("augment", "emnist-split", "image-size")
 # Spread of a column, relative to its mean, below which it is constant up to rounding.
 CONSTANT = 1e-6
 
@@ -142,6 +142,8 @@ class TableTask(PartitionedTask):
         The table.
     scaling : Scaling, optional
         The scaling of all clients; by default that of the training data.
+    client : str, default ""
+        Name of the only client whose rows `rows` reads; "" reads all.
     """
 
     def __init__(
@@ -150,15 +152,19 @@ class TableTask(PartitionedTask):
         num_clients: int,
         dataset: Dataset,
         scaling: Scaling | None = None,
+        client: str = "",
     ) -> None:
         super().__init__(settings, num_clients, dataset)
         usual = WINDOW_MODEL if len(self.shape) == 2 else ROW_MODEL
         self.model_name = settings.model or usual
+        valid = len(self.shape) == 2 or self.model_name not in (WINDOW_MODEL, "gru")
+        require(valid, "window", 0, f"above 0 for the model {self.model_name!r}")
         self.has_shallow_default = self.model_name == ROW_MODEL and not settings.model
         if self.has_shallow_default:
             # LG-FedAvg's default are two layers, of which a representation needs one.
             self.head_layers = 1
         self.columns = dataset.columns
+        self.client = client
         if settings.standardize == "global" and not num_clients and not scaling:
             self.notes += (
                 'standardize="global" has the effect of "client": a device knows the '
@@ -182,6 +188,8 @@ class TableTask(PartitionedTask):
         unused = self.settings.unused(bool(self.dataset.clients))
         if self.has_shallow_default:
             unused["head-layers"] = f"the head of {ROW_MODEL!r} is its last layer"
+        if not self.classes:
+            unused["classes"] = "the labels are numbers"
         return {**unused, **dict.fromkeys(OF_IMAGES, "there are no images")}
 
     def scaling(self, client: int) -> Scaling:
@@ -213,17 +221,7 @@ class TableTask(PartitionedTask):
 
     def rows(self, source: Path | DataFrame) -> Iterator[tuple[str, Tensor]]:
         """Yield each row of a table with a header, or each window, with its place."""
-        numbers = read_inputs(source, self.columns, self.settings.missing)
-        first = np.arange(len(numbers))
-        if len(self.shape) == 2:
-            size = self.shape[1]
-            allowed = f"at least {size}, those of a window"
-            require(len(numbers) >= size, "the number of rows", len(numbers), allowed)
-            first = first[: len(numbers) - size + 1 : self.settings.stride or size]
-            view = np.lib.stride_tricks.sliding_window_view
-            numbers = view(numbers, size, axis=0)[first]
-        name = source if isinstance(source, Path) else "data frame"
-        places = (f"{name}:{row + 1}" for row in first)
+        numbers, places = read_inputs(source, self.dataset, self.settings, self.client)
         yield from zip(places, self.prepared(numbers), strict=True)
 
     def numbers(self, outputs: Tensor) -> Tensor:
@@ -232,15 +230,15 @@ class TableTask(PartitionedTask):
         return outputs * scaling.label_std + scaling.label_mean
 
 
-def of_client(task: BaseTask, client: int) -> BaseTask:
+def of_client(task: BaseTask, client: int, name: str) -> BaseTask:
     """Return a task with which one client's model is used on other data.
 
-    The scaling of a table is then that client's.
+    The scaling of a table is then that client's, and so are the rows that it reads.
     """
     if not isinstance(task, TableTask):
         return task
     scaling = task.scaling(client)
-    return changed(task, {"_scaling": lambda _: scaling})
+    return changed(task, {"_scaling": lambda _: scaling, "client": name})
 
 
 @dataclass(frozen=True)

@@ -113,17 +113,17 @@ def test_path_that_cannot_be_imported_is_an_error(path, reason):
 
 
 @pytest.mark.parametrize(
-    ("text", "reason"),
+    ("text", "reason", "place"),
     [
-        ("raise RuntimeError('first line\\n  second line')", "first line second line"),
-        ("def f(:", "SyntaxError: invalid syntax"),
+        ("\nraise RuntimeError('one\\n  two')", "RuntimeError: one two", ".py:2)"),
+        ("def f(:", "SyntaxError: invalid syntax", ".py, line 1)"),
     ],
 )
-def test_error_in_an_imported_module_is_reported(write_module, text, reason):
+def test_error_in_an_imported_module_is_reported(write_module, text, reason, place):
     name = write_module("broken_module", text)
     error = refusal(load, f"{name}:f", "algorithm")
-    assert str(error).startswith(f"algorithm '{name}:f' cannot be imported: ")
-    assert reason in str(error)
+    assert str(error).startswith(f"algorithm '{name}:f' cannot be imported: {reason} (")
+    assert str(error).endswith(name + place)
     assert error.__cause__ is not None
 
 

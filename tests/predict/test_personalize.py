@@ -130,7 +130,7 @@ def test_the_command_fits_and_predicts(root, tmp_path, late, capsys, algorithm):
     options += ["--client-name", "late", "--state-dir", str(tmp_path)]
     capsys.readouterr()
     assert main([*options, "--personalize"]) == 0
-    assert capsys.readouterr().out.startswith("fitted on 30 examples: loss ")
+    assert capsys.readouterr().out.startswith("fitted on 30 examples: test loss ")
     assert main([bright, *options]) == 0
     predicted = capsys.readouterr().out
     assert predicted.split("\t")[1] == "2"

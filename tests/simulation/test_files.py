@@ -69,7 +69,7 @@ def test_a_second_run_archives_the_first(tmp_path, caplog) -> None:
     saved = (tmp_path / "fedrep" / FILE).read_bytes()
     go(tmp_path, "fedrep", rounds=1, seed=7)
     (aside,) = tmp_path.glob("earlier-*")
-    line = f"the earlier run was moved to {aside}; continue it with resume='{aside}'"
+    line = f'the earlier run was moved to {aside}; continue it with resume="{aside}"'
     assert line in caplog.text
     assert (aside / "fedrep" / FILE).read_bytes() == saved
     assert rows_of(aside, "fedrep") == first

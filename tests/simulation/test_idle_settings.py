@@ -48,6 +48,17 @@ def test_settings_without_effect_give_a_warning(arguments, idle, caplog):
     assert names == ([] if idle == "-" else idle.split())
 
 
+@pytest.mark.parametrize(("window", "idle"), [(0, ["emnist-split", "stride"]), (4, [])])
+def test_a_stride_without_windows_gives_a_warning(tmp_path, caplog, window, idle):
+    file = tmp_path / "rows.csv"
+    file.write_text("user,x,label\n" + "a,1.5,0\nb,2.5,0\n" * 12 + "a,3.5,1\n" * 10)
+    more = "emnist-split='digits'" if idle else f"window={window}"
+    arguments = ["fedavg", "--task", "table", "--data-dir", str(file)]
+    warned = warnings_of([*arguments, "--run-config", f"stride=1 {more}"], caplog)
+    names = [line.partition("=")[0] for line in warned if " does nothing" in line]
+    assert sorted(names) == idle
+
+
 def test_a_command_warns_once_of_its_settings(tmp_path, caplog):
     settings = {"nc_weight": 0.5, "min_train_nodes": 30}
     words = ("fedavg", "fedper", "--seeds", "2", "--rounds", "1")

@@ -95,8 +95,8 @@ def test_clients_have_the_examples_of_their_writer(home):
         tested += len(test)
     assert tested == 0.2 * WRITERS * EACH
     assert task.notes == (
-        f"'{home / 'saved'}' has no test split: 8 of the 40 examples are held out "
-        "for testing",
+        f"'{home / 'saved'}' has no test split: 8 of the 40 examples, drawn at "
+        "random, are held out for testing",
     )
 
 

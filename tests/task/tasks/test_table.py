@@ -14,6 +14,7 @@ from pyarrow import parquet
 from refusals import code_of, refusal
 
 from flwr_frl.predict import load_model, load_run, personalize
+from flwr_frl.task.tasks.table import of_client
 
 PEOPLE, EACH = 4, 20
 
@@ -235,6 +236,12 @@ def test_windows_have_one_client_and_class_and_share_no_row_with_the_test(
         assert test.inputs[:, 0].tolist() == [[9, 10, 11], [27, 28, 29]]
         assert [task.classes[int(c)] for c in test.targets] == ["sit", "run"]
     assert task.overlap == 1
+    assert "22 windows for training, 4 for testing; 0 of the 4 series" in task.notes[1]
+    # A trained model is used on the same windows, of one client or of all.
+    alone = [place for place, _ in of_client(task, 1, "p1").rows(path)]
+    starts = [*range(0, 10, 2), *range(12, 28, 2)]
+    assert alone == [f"{path}:{2 * start + 2}" for start in starts]
+    assert len([*task.rows(path)]) == 2 * len(starts)
     assert code_of(built, path, 2, window=10, input_columns="t") == "window"
 
 
@@ -255,13 +262,19 @@ def test_windows_have_one_client_and_class_and_share_no_row_with_the_test(
         ({"age": ["old"] * 80}, {"input_columns": "age"}, "input-columns"),
         ({"heart": ["inf"] * 80}, {"missing": "mean"}, "missing"),
         ({}, {"clients": 5}, "num-clients"),
-        ({}, {"model": "cnn-1d"}, "settings"),
+        ({}, {"model": "gru"}, "window"),
         ({}, {"secure_aggregation": True}, "standardize"),
     ],
 )
 def test_invalid_columns_are_a_one_line_error(tmp_path, built, changes, settings, code):
     path = write(tmp_path / "people.csv", {**people(), **changes})
     assert code_of(lambda: built(path, **settings).initial_state) == code
+
+
+def test_a_wrong_name_of_an_input_is_named_with_the_nearest_column(tmp_path, built):
+    path = write(tmp_path / "people.csv", people())
+    error = refusal(built, path, input_columns="age,hart")
+    assert "'hart'; did you mean 'heart'? known: age, fixed, heart" in str(error)
 
 
 # Runs and trained models
@@ -280,11 +293,12 @@ def test_a_table_needs_two_settings_and_its_model_reads_the_same_file(tmp_path, 
     assert entries["fedrep"]["accuracy"] > 0.85 > 0.7 > entries["fedavg"]["accuracy"]
     # The state of a client is enough to use its model, without its data.
     predictor = load_run(out / "fedrep", "p1")
+    # Of a file with several people, only the rows of this one are predicted.
     classes, _ = predictor(path)
-    columns = people(6, 60)
-    own = [i for i, p in enumerate(columns["person"]) if p == "p1"]
-    right = [classes[i] == columns["activity"][i] for i in own]
-    assert np.mean(right) > 0.85
+    own = slice(1, None, 6)
+    columns = {name: cells[own] for name, cells in people(6, 60).items()}
+    assert np.mean(np.array(classes) == columns["activity"]) > 0.85
+    assert [row[0] for row in predictor.rows([path])][1] == f"{path}:8"
     rows = np.column_stack([columns[c] for c in predictor.task.columns])
     # Data frames have named columns, in any order.
     frame = DataFrame(columns)[["person", "activity", *predictor.task.columns[::-1]]]
@@ -292,6 +306,7 @@ def test_a_table_needs_two_settings_and_its_model_reads_the_same_file(tmp_path, 
         assert predictor(same).classes == classes
     for wrong in ([[1.0], [1.0, 2.0]], [[None]], frame.assign(heart="fast")):
         assert code_of(predictor, wrong) in ("inputs", "input-columns")
+    assert code_of(predictor, frame.assign(person="p2")) == "client-name"
     assert predictor(rows[:1]).classes == classes[:1]
     predictor.export(tmp_path / "model.safetensors")
     assert load_model(tmp_path / "model.safetensors")(path).classes == classes
@@ -301,9 +316,9 @@ def test_a_table_needs_two_settings_and_its_model_reads_the_same_file(tmp_path, 
     assert code_of(predictor, lacking) == "file"
     # The scaling of all people belongs to the global model.
     named_one, of_all = (load_run(out / "fedavg", name) for name in ("p1", ""))
-    assert np.array_equal(named_one(path).outputs, of_all(path).outputs)
+    assert np.array_equal(named_one(path).outputs, of_all(path).outputs[own])
     # A person who comes later
-    new = {n: [c[i] for i in own] for n, c in columns.items() if n != "person"}
+    new = {name: cells for name, cells in columns.items() if name != "person"}
     file = write(tmp_path / "new.csv", new)
     fitted = personalize(out / "fedrep", file, "eve", cache_dir=named["cache_dir"])
     assert fitted.metrics["accuracy"] > 0.7
@@ -320,6 +335,8 @@ def test_numbers_are_predicted_in_their_unit(tmp_path):
     named |= {"input_columns": "heart", "checkpoint_every": 5, "learning_rate": 0.1}
     flags = ("--task", "table", "--data-dir", str(path), "--rounds", "10")
     assert run(tmp_path / "out", "fedrep", *flags, **named) == 0
-    predicted = load_run(tmp_path / "out" / "fedrep", "p0")(path).outputs[:, 0]
+    # Without the column of people, all rows are predicted.
+    rows = DataFrame(numbers()).drop(columns="person")
+    predicted = load_run(tmp_path / "out" / "fedrep", "p0")(rows).outputs[:, 0]
     error = predicted - np.array(numbers()["score"])
     assert np.sqrt(np.mean(error**2)) < np.std(numbers()["score"]) / 2
