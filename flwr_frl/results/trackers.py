@@ -195,7 +195,7 @@ class WandB(Tracker):
         elif os.environ.get("WANDB_MODE", "online") == "online":
             # Without a login, `init` would ask for one on the terminal.
             if not wandb.login(host=self.uri or None, prompt=False):
-                text = "wandb has no login; run `wandb login` or set tracker-uri=%r"
+                text = 'wandb has no login; run `wandb login` or set tracker-uri="%s"'
                 raise SettingsError(text % OFFLINE)
             settings.base_url = self.uri or settings.base_url
         self.run = wandb.init(
