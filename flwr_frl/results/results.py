@@ -159,7 +159,8 @@ def tested_once(results: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
     If there are any, the last rounds of all methods are compared, in every table.
     ``results`` has the name and the summary of each finished method.
     """
-    protocols = [(method, summary["protocol"]) for method, summary in results]
+    # A run whose rows could not be written has no result.
+    protocols = [(m, s["protocol"]) for m, s in results if "protocol" in s]
     once = dict.fromkeys(method for method, text in protocols if text == ONE_ROUND)
     return several([*once]) if any(text != ONE_ROUND for _, text in protocols) else ""
 
