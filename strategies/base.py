@@ -30,7 +30,7 @@ from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server import aggregation as rules
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of
 from flwr_frl.strategies.server.clients import Clients
-from flwr_frl.strategies.server.evaluation import Evaluation
+from flwr_frl.strategies.server.evaluation import TESTED, TESTED_IN, Evaluation
 from flwr_frl.strategies.server.privacy import ClientPrivacy, check_no_counters
 from flwr_frl.strategies.server.replies import (
     Arrays,
@@ -41,13 +41,7 @@ from flwr_frl.strategies.server.replies import (
     rounded_to,
     to_record,
 )
-from flwr_frl.strategies.server.round import (
-    LAST_CHANGE,
-    PERSONAL,
-    Participation,
-    Reply,
-    Round,
-)
+from flwr_frl.strategies.server.round import PERSONAL, Participation, Reply, Round
 from flwr_frl.strategies.server.traits import (
     Algorithm,
     StrategySettings,
@@ -143,17 +137,13 @@ class Strategy(Algorithm, uses_mean="only"):
         require(valid, "server-dp-noise", noise, "0: the algorithm weights clients")
         check_settings(settings, self._traits, type(self).__name__)
         require_all_of_noise("server-dp", noise, clip, settings.server_dp_delta)
-        # `centered-clip` saves its last change here.
-        clips = settings.aggregation == rules.CENTERED_CLIP
-        self.state: dict[str, Any] = {LAST_CHANGE: {}} if clips else {}
+        self.state: dict[str, Any] = {}
         self._personal = (personal,) if isinstance(personal, str) else tuple(personal)
         averages = self._traits.uses_mean == "only" and not noise
         own_arrays = type(self).per_client is not Strategy.per_client
         allowed = "() with noise, or if the algorithm keeps arrays of clients itself"
         valid = not self._personal or (averages and not own_arrays)
         require(valid, "personal", personal, allowed)
-        if self._personal:
-            self.state[PERSONAL] = {}
         # Warnings that were logged.
         self._warned = set[str]()
         sampling = settings.fraction_train, settings.min_train_nodes, settings.seed
@@ -375,7 +365,7 @@ class Strategy(Algorithm, uses_mean="only"):
         Store their ``personal`` arrays.
         """
         for reply in round.replies if self._personal else ():
-            self.state[PERSONAL][reply.client] = reply.personal()
+            self.state.setdefault(PERSONAL, {})[reply.client] = reply.personal()
         foreign = any(self._run.clients.is_foreign(r.node) for r in round.replies)
         client = self._traits.client.rpartition(":")[2]
         if foreign and not self._personal and client != "FedAvgClient":
@@ -416,19 +406,19 @@ class Strategy(Algorithm, uses_mean="only"):
         evaluates = kind == MessageType.EVALUATE
         for node in nodes:
             name = self._run.clients.name_of(node)
-            about = fill(ConfigRecord(), self._config(node, config))
-            content = fill(RecordDict(), {keys.ARRAYS: sent, keys.CONFIG: about})
+            records = {keys.ARRAYS: sent}
             own = self.for_evaluation(name) if evaluates else self.per_client(name)
             if same := {n: own[n] for n in own if n in sent}:
                 replaced = to_record(same)
                 if self.settings.transport == "float16":
                     replaced = as_float16(replaced)
-                fill(content, {keys.ARRAYS: ArrayRecord({**sent, **replaced})})
+                records[keys.ARRAYS] = ArrayRecord({**sent, **replaced})
             if more := {n: own[n] for n in own if n not in sent}:
-                record = to_record(more)
-                fill(content, {keys.HEAD: record})
+                records[keys.HEAD] = to_record(more)
                 if kind == MessageType.TRAIN and self._run.round.returns_own:
-                    self._run.round.like[keys.HEAD] = record
+                    self._run.round.like[keys.HEAD] = records[keys.HEAD]
+            about = fill(ConfigRecord(), self._config(node, config))
+            content = fill(RecordDict(), {**records, keys.CONFIG: about})
             if messages:
                 messages.append(message_like(messages[0], content, dst_node_id=node))
             else:
@@ -598,13 +588,14 @@ class Strategy(Algorithm, uses_mean="only"):
         values = clients.state_dict()
         if evaluation.fraction < 1 or clients.busy:
             # Else all clients are in every evaluation.
-            values |= evaluation.state_dict()
+            values |= {TESTED: evaluation.metrics, TESTED_IN: evaluation.rounds}
         return snapshot_of(self.state, values)
 
     def _restore(self, state: State) -> None:
         """Return to a saved state, as `_snapshot` gives it."""
         self._run.clients.load_state_dict(state.values)
-        self._run.evaluation.load_state_dict(state.values)
+        self._run.evaluation.metrics = dict(state.values.get(TESTED, {}))
+        self._run.evaluation.rounds = dict(state.values.get(TESTED_IN, {}))
         restore_tree(self.state, state)
 
     def summary(self) -> None:

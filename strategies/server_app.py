@@ -10,15 +10,8 @@ from flwr.app import Context, UserConfig
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
+from flwr_frl.common import messages as keys
 from flwr_frl.common.command_line import shorten_errors
-from flwr_frl.common.messages import (
-    CLASS_COUNTS,
-    HELD_CLASSES,
-    NUM_EXAMPLES,
-    NUM_TEST_EXAMPLES,
-    TESTED_MODEL,
-    TESTED_MODELS,
-)
 from flwr_frl.common.settings import (
     Settings,
     SettingsError,
@@ -194,8 +187,8 @@ def _final_clients(
         name, label = client.name, run.clients.label(client.name)
         data: dict[str, Any] = {}
         if counts := class_counts(client.properties):
-            data[CLASS_COUNTS] = counts
-        for about in (NUM_EXAMPLES, NUM_TEST_EXAMPLES):
+            data[keys.CLASS_COUNTS] = counts
+        for about in (keys.NUM_EXAMPLES, keys.NUM_TEST_EXAMPLES):
             data[about] = client.properties.get(about)
         if name in joined:
             newcomers[label] = {**data, "by-examples": joined[name]}
@@ -214,13 +207,13 @@ def _final_clients(
 def _tested_model(strategy: Strategy) -> str:
     """Return which model the clients have tested, as far as they report it."""
     known = strategy._run.clients.known.values()
-    reported = [client.properties.get(TESTED_MODEL) for client in known]
-    return " or ".join(name for name in TESTED_MODELS if name in reported)
+    reported = [client.properties.get(keys.TESTED_MODEL) for client in known]
+    return " or ".join(name for name in keys.TESTED_MODELS if name in reported)
 
 
 def class_counts(properties: Mapping[str, object]) -> dict[str, int]:
     """Return a client's number of examples by class; empty if absent or invalid."""
-    names, counts = properties.get(HELD_CLASSES), properties.get(CLASS_COUNTS)
+    names, counts = properties.get(keys.HELD_CLASSES), properties.get(keys.CLASS_COUNTS)
     if not isinstance(names, list) or not isinstance(counts, list):
         return {}
     pairs = list(zip(names, counts, strict=False))

@@ -474,9 +474,6 @@ class Rows:
     def fit(self) -> list[Message | None]:
         """Answer the messages, as `Client.fit` does; None for clients that fail."""
         loss, sent, saved, metrics = self._updated()
-        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in saved.items()}
-        if shapes != self._client._shapes:
-            raise CannotBeRowsError("it saves arrays of other shapes")
         kept = {name: to_numpy(tensor) for name, tensor in saved.items()}
         for i, state in enumerate(self._states):
             if i not in self._failed:
@@ -523,14 +520,15 @@ class Rows:
             values = np.ascontiguousarray(to_numpy(tensor))
             dtype = like[name].dtype if name in like else ""
             arrays[name] = as_received(values, dtype)
+        n, server_round = len(self._asked), float(self.config[keys.SERVER_ROUND])
         columns = {
             keys.NUM_EXAMPLES: [len(each) for each in self._examples],
             **{name: column.tolist() for name, column in metrics.items()},
-            keys.SERVER_ROUND: [float(self.config[keys.SERVER_ROUND])]
-            * len(self._asked),
+            keys.SERVER_ROUND: [server_round] * n,
         }
-        of_clients = zip(*columns.values(), strict=True)
-        named = [dict(zip(columns, values, strict=True)) for values in of_clients]
+        named = [
+            {name: column[i] for name, column in columns.items()} for i in range(n)
+        ]
         rows = ReplyRows(arrays, named)
 
         def reply(i: int, message: Message) -> Message:

@@ -264,8 +264,7 @@ class Inbox(GridDecorator):
 
     def get_nodes(self) -> Iterable[Any]:
         """Return information about the nodes, once the SuperLink is available."""
-        nodes: Callable[[], Iterable[Any]] = getattr(self.grid, "get_nodes", list)
-        return request(lambda: list(nodes()))
+        return request(lambda: list(self.grid.get_nodes()))
 
     def get_node_ids(self) -> Iterable[int]:
         """Return the nodes that are available; if none is, those that owe no reply."""

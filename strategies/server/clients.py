@@ -228,8 +228,7 @@ class Clients:
         """Ask nodes for their properties, and store or refuse their clients."""
         text = "waiting for %d node%s to say who they are"
         log(INFO, text, len(nodes), "s" * (len(nodes) != 1))
-        # Simulations have no information about their nodes.
-        about = list(grid.get_nodes()) if hasattr(grid, "get_nodes") else []
+        about = list(grid.get_nodes())
         # Nodes that are not connected keep their names.
         self.registered |= {info.node_id: info.name for info in about if info.name}
         digests: dict[int, str] = {}

@@ -3,24 +3,15 @@
 Clients that join after the training show how well the trained model serves them.
 """
 
-from collections.abc import Mapping
 from logging import WARNING
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, MessageType, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.messages import (
-    EXAMPLE_EPSILON,
-    FITTED,
-    NEWCOMER,
-    NUM_EXAMPLES,
-    NUM_TEST_EXAMPLES,
-    OF_CLIENTS,
-    SHARE,
-)
+from flwr_frl.common import messages as keys
 from flwr_frl.common.settings import require
 from flwr_frl.common.text import several
 from flwr_frl.strategies.server.clients import Clients
@@ -121,7 +112,7 @@ class Evaluation:
         every = [reply.metrics for reply in tested]
         every += [self.metrics[clients.name_of(node)] for node in before]
         nodes = [*(reply.node for reply in tested), *before]
-        most = [declared(node, NUM_TEST_EXAMPLES) for node in nodes]
+        most = [declared(node, keys.NUM_TEST_EXAMPLES) for node in nodes]
         means = mean_metrics(every) | weighted_means(every, most)
         counts = {
             "evaluated": len(every),
@@ -135,17 +126,8 @@ class Evaluation:
         for name in means:
             reporting = sum(name in metrics for metrics in every)
             if 0 < reporting < len(every):
-                counts[name + OF_CLIENTS] = reporting
+                counts[name + keys.OF_CLIENTS] = reporting
         return metric_record({**means, **counts})
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the clients' latest metrics, for a checkpoint."""
-        return {TESTED: dict(self.metrics), TESTED_IN: dict(self.rounds)}
-
-    def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Return to a state of `state_dict`; without one, there are no metrics."""
-        self.metrics = dict(values.get(TESTED, {}))
-        self.rounds = dict(values.get(TESTED_IN, {}))
 
 
 def mean_metrics(metrics: list[dict[str, float]]) -> dict[str, float]:
@@ -162,7 +144,7 @@ def mean_metrics(metrics: list[dict[str, float]]) -> dict[str, float]:
         name: float(np.average(values))
         for name, values in collected.items()
         if 2 * len(values) >= len(metrics)
-        and name not in (NUM_EXAMPLES, EXAMPLE_EPSILON)
+        and name not in (keys.NUM_EXAMPLES, keys.EXAMPLE_EPSILON)
     }
 
 
@@ -177,9 +159,9 @@ def weighted_means(
     means = {}
     for name in ("accuracy", "loss"):
         reported = [
-            (min(m[NUM_EXAMPLES], most), m[name])
+            (min(m[keys.NUM_EXAMPLES], most), m[name])
             for m, most in zip(metrics, declared, strict=True)
-            if name in m and NUM_EXAMPLES in m
+            if name in m and keys.NUM_EXAMPLES in m
         ]
         total = sum(weight for weight, _ in reported)
         if total:
@@ -234,8 +216,8 @@ def let_join(
     if not nodes:
         log(WARNING, "no client says that it is new; only simulated ones do")
     for share in SHARES if nodes else ():
-        config = ConfigRecord({SHARE: share})
-        kind = f"{MessageType.EVALUATE}.{NEWCOMER}"
+        config = ConfigRecord({keys.SHARE: share})
+        kind = f"{MessageType.EVALUATE}.{keys.NEWCOMER}"
         round = Round(strategy, server_round, arrays, config, nodes, trains=False)
         asked = strategy._open_round(round, kind)
         round.close(grid.send_and_receive(asked, timeout=timeout))
@@ -243,7 +225,7 @@ def let_join(
         for reply in round.replies:
             metrics = dict(reply.metrics)
             # The number of examples for training in place of those for the test.
-            count = metrics[NUM_EXAMPLES] = int(metrics.pop(FITTED, 0))
+            count = metrics[keys.NUM_EXAMPLES] = int(metrics.pop(keys.FITTED, 0))
             entries = metrics_of.setdefault(reply.client, {})
             # With few examples, two fractions may be the same number of examples.
             entries[count] = metrics

@@ -89,15 +89,10 @@ class ClientCoroutine(greenlet):
         self.is_alone = False
         self.stream = RngContext()
 
-    def resume(self, answer: Any = None) -> Any:
+    def resume(self, *answer: Any) -> Any:
         """Return the next call, or the result of the work."""
-        self.stream.__enter__()
-        try:
-            return self.switch(*([] if answer is None else [answer]))
-        finally:
-            # The random numbers of a finished client are not continued.
-            if not self.dead:
-                self.stream.__exit__()
+        with self.stream:
+            return self.switch(*answer)
 
 
 def current_client() -> ClientCoroutine | None:

@@ -277,30 +277,22 @@ def trainable_examples(model: SplitModel, examples: ExampleSet, sgd: SGD) -> Exa
     return replace(examples, drop_single=True)
 
 
-def steps_an_epoch(model: SplitModel, examples: ExampleSet, sgd: SGD) -> int:
-    """Return the number of steps that `loop` makes in an epoch.
-
-    A batch whose targets are all ignored by cross-entropy counts as a step here.
-    """
-    steps = math.ceil(len(examples) / sgd.batch_size)
-    if len(examples) == 1 or sgd.batch_size == 1:
-        return steps
-    with on_trial(model):
-        model.train()
-        examples = trainable_examples(model, examples.on(current()), sgd)
-    return steps - examples.drop_single
-
-
 def gradient_weight(
     model: SplitModel, examples: ExampleSet, epochs: int, sgd: SGD
 ) -> float:
     """Return the total weight of the gradients of some epochs of SGD.
 
     It is the number of steps K, or Σ_t (1 − βᵗ)/(1 − β) over them with momentum β, as
-    a gradient then contributes to later steps as well.
+    a gradient then contributes to later steps as well. A batch whose targets are all
+    ignored by cross-entropy counts as a step here.
     """
-    steps, beta = epochs * steps_an_epoch(model, examples, sgd), sgd.momentum
-    return float(sum((1 - beta**t) / (1 - beta) for t in range(1, steps + 1)))
+    steps, beta = math.ceil(len(examples) / sgd.batch_size), sgd.momentum
+    if len(examples) > 1 and sgd.batch_size > 1:
+        with on_trial(model):
+            model.train()
+            examples = trainable_examples(model, examples.on(current()), sgd)
+        steps -= examples.drop_single
+    return float(sum((1 - beta**t) / (1 - beta) for t in range(1, epochs * steps + 1)))
 
 
 def diverged(mean: float, epoch: int, sgd: SGD) -> TrainingDivergedError:

@@ -39,6 +39,9 @@ class Answers:
     def get_node_ids(self):
         return list(self.masks)
 
+    def get_nodes(self):
+        return []
+
     def send_and_receive(self, messages, timeout=None):
         return [self.answer(message) for message in messages]
 

@@ -142,13 +142,14 @@ def test_strict_json_writes_non_finite_numbers_as_null() -> None:
 # Overflow
 
 
-def doubles(value: float) -> Client:
+def doubles(value: float, is_change: bool = False) -> Client:
     def client(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         if message.metadata.message_type == MessageType.TRAIN:
             sent = message.content.array_records["arrays"]
             arrays = {n: np.full(a.shape, value, a.dtype) for n, a in sent.items()}
             reply.content["arrays"] = to_record(arrays)
+            reply.content["metrics"]["is-change"] = int(is_change)
         return reply
 
     return client
@@ -184,24 +185,28 @@ def test_flute_linear_and_scaffold_keep_their_state_on_overflow() -> None:
         if message.metadata.message_type != MessageType.TRAIN:
             return honest(message, context)
         reply = honest(message, context)
-        names = {"representation.weight": (2, 3), "head.weight": (1, 2)}
-        arrays = {f"gradient.{n}": np.full(s, 1e38) for n, s in names.items()}
+        arrays = {
+            "gradient.representation.weight": np.full((2, 3), 1e38, "f4"),
+            "gradient.head.weight": np.full((1, 2), 1e38),
+        }
         reply.content["arrays"] = to_record(arrays)
+        reply.content["metrics"]["is-change"] = 1
         return reply
 
-    arrays, _ = train_once(
-        linear, grid_of(2, client), {"representation.weight": np.ones((2, 3))}
-    )
+    start = {"representation.weight": np.ones((2, 3), "f4")}
+    arrays, metrics = train_once(linear, grid_of(2, client), start)
+    assert metrics["rejected"] == 0
     assert arrays is None
     assert linear.heads == {}
 
     scaffold = SCAFFOLD(global_learning_rate=1e10, fraction_train=1.0)
-    start = {"w": np.zeros(2), "control.w": np.zeros(2)}
+    start = {"w": np.zeros(2, "f4"), "control.w": np.zeros(2, "f4")}
     messages = scaffold.configure_train(1, to_record(start), ConfigRecord(), grid_of(2))
     assert len(list(messages)) == 2
-    arrays, _ = train_once(scaffold, grid_of(2, doubles(3e38)), start)
+    arrays, metrics = train_once(scaffold, grid_of(2, doubles(3e38, True)), start)
+    assert metrics["rejected"] == 0
     assert arrays is None
-    assert scaffold.state["total"] == 0.0
+    assert "total" not in scaffold.state
 
 
 def test_class_counts_are_returned_by_class():

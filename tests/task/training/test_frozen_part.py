@@ -31,7 +31,7 @@ from flwr_frl.task.training.local_training import (
     features_of,
     train,
 )
-from flwr_frl.task.training.sgd import SGD, steps_an_epoch
+from flwr_frl.task.training.sgd import SGD, gradient_weight
 
 NEAR = {"rtol": 1e-4, "atol": 1e-6}
 
@@ -210,12 +210,12 @@ def test_a_dropped_example_does_not_change_the_augmentation_of_others():
         (lambda: SplitModel(nn.Linear(4, 4), nn.Linear(4, 1)), 11, 3),
     ],
 )
-def test_steps_an_epoch_equals_the_number_of_steps_of_loop(make, count, expected):
+def test_gradient_weight_of_an_epoch_is_its_number_of_steps(make, count, expected):
     model = make().eval()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    sgd = SGD(0.01, batch_size=5)
-    assert steps_an_epoch(model, regression(count, 4, 1), sgd) == expected
+    sgd = SGD(0.01, momentum=0.0, batch_size=5)
+    assert gradient_weight(model, regression(count, 4, 1), 1, sgd) == expected
     assert all(torch.equal(before[n], v) for n, v in model.state_dict().items())
     assert torch.equal(state, torch.get_rng_state())
     assert not any(module.training for module in model.modules())
