@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import zip_longest
 from logging import ERROR
 from typing import Any, cast
 
@@ -162,7 +163,7 @@ class App(ClientApp):
 
 
 def masked(reply: Message, asked: Asked) -> Message:
-    """Return a reply to a message of secure aggregation with masked words."""
+    """Return a reply; its words are masked if the message asks for a secure sum."""
     setup, message, context = asked
     if SECURE not in message.content:
         return reply
@@ -184,7 +185,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
     -------
     ClientApp
         Answers train, evaluate and query messages. ``query.arrays`` returns the initial
-        arrays, ``query.statistics`` the result of `Client.statistics`.
+        arrays, ``query.statistics`` the result of the client's method ``statistics``.
     """
     app = App(run_config, mods)
 
@@ -301,7 +302,7 @@ def try_out(settings: Resolved, num_clients: int) -> list[Client]:
         clients.append(build_client(context, client_setup(context, settings), {}))
         clients[i].get_properties({})
         both = clients[0]._structure(), clients[i]._structure()
-        for first, other in zip(*both, strict=True):
+        for first, other in zip_longest(*both):
             allowed = f"such that all share the same, not {first} and {other}"
             require(first == other, "client-models", settings["client-models"], allowed)
     return clients

@@ -110,8 +110,8 @@ class ClientTraits:
     ----------
     requires : tuple of callable, default ()
         Requirements. Each is called with the task and raises `SettingsError` if the
-        task cannot be used; see `TaskOf`, `needs_classes`, `linear_head` and
-        `separate_head`.
+        task cannot be used; see `TaskOf`, `needs_classes`, `linear_head`,
+        `separate_head` and `trained_representation`.
     task_settings : mapping, default {}
         Settings of the task that the algorithm requires; they replace the run's.
         ``head-layers`` only replaces 0, which leaves their number to the algorithm.
@@ -147,7 +147,7 @@ class Client(NumPyClient):
 
     Subclasses declare their parameter groups (`flwr_frl.clients.device.groups`) and, as
     class keywords, their traits (`ClientTraits`), and define `update`. They may
-    override `initial_group`, `deployed_model`, `personalize` and `statistics`.
+    override `initial_group`, `deployed_model` and `personalize`.
 
     Parameters
     ----------
@@ -158,8 +158,8 @@ class Client(NumPyClient):
     state : PersonalState
         Storage of the personal groups.
     settings : object
-        `TrainingSettings` with the settings that the class and its bases declare as
-        fields.
+        The settings that the class and its bases declare as fields, for most classes
+        with those of `TrainingSettings`.
 
     Attributes
     ----------
@@ -210,7 +210,7 @@ class Client(NumPyClient):
         refuse_misspelt(cls, CLIENT_HOOKS)
         cls._settings_type = settings_of(cls)
         parent = next(base for base in cls.__bases__ if issubclass(base, Client))
-        # The trait describes these methods; after an override it is declared anew.
+        # `supports_example_dp` describes these methods; an override declares it anew.
         names = "fit", "update", "train"
         if any(getattr(cls, name) is not getattr(parent, name) for name in names):
             traits = {"supports_example_dp": False, **traits}
@@ -244,7 +244,7 @@ class Client(NumPyClient):
 
     @property
     def _exchanged_groups(self) -> Groups:
-        """Groups that leave the client; their frozen part is the same for all."""
+        """Groups that are received or sent; their frozen part is the same for all."""
         return (*self.shared, *self.sent)
 
     def initial_group(self, group: str) -> Tensors:
@@ -274,7 +274,7 @@ class Client(NumPyClient):
     def _takes(self, shape: tuple[int, ...], initial: tuple[int, ...]) -> bool:
         """Return whether an array may have another shape than its initial value.
 
-        If that has no entry along the first axis, any number may be received.
+        If the initial value has no rows, any number of rows may be received.
         """
         return initial[:1] == (0,) and shape[1:] == initial[1:]
 
@@ -451,8 +451,8 @@ class Client(NumPyClient):
         """Train ``model`` for one round, and return the training loss.
 
         Every algorithm defines it. ``model`` has the received and the saved arrays.
-        Afterwards the runtime saves the personal groups and sends the shared ones; an
-        override may change ``saved`` and ``metrics``. It may return the loss and the
+        Afterwards the runtime saves the personal groups and sends the groups in `sent`;
+        an override may change ``saved`` and ``metrics``. It may return the loss and the
         arrays to send, by name, instead of those of ``model``.
         """
         raise SettingsError(
@@ -504,7 +504,7 @@ class Client(NumPyClient):
         made: float = self._private.train(call) if self._private else self._make(call)
         return made
 
-    # Values of one client, which `flwr_frl.clients.device.rows` has for several.
+    # For one client; `flwr_frl.clients.device.rows` replaces these for several.
 
     def _gradient_weight(self, epochs: int) -> float:
         """Return the total weight of the gradients of some epochs of `train`."""

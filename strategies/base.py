@@ -167,8 +167,8 @@ class Strategy(Algorithm, uses_mean="only"):
     def per_client(self, client: str) -> Arrays:
         """Return the arrays that only this client receives, to train or to join late.
 
-        An array with the name of a shared array replaces it. The client returns all
-        other arrays as well. By default they are its ``personal`` ones.
+        An array with the name of a shared array replaces it. Arrays of other names come
+        back in the client's reply. By default, they are its ``personal`` ones.
         """
         arrays: Arrays = self.state.get(PERSONAL, {}).get(client, {})
         return arrays
@@ -360,12 +360,7 @@ class Strategy(Algorithm, uses_mean="only"):
             log(WARNING, text, *values)
 
     def _look_at_foreign(self, round: Round) -> None:
-        """Warn if clients of another app do less than the algorithm's own client.
-
-        Store their ``personal`` arrays.
-        """
-        for reply in round.replies if self._personal else ():
-            self.state.setdefault(PERSONAL, {})[reply.client] = reply.personal()
+        """Warn if clients of another app do less than the algorithm's own client."""
         foreign = any(self._run.clients.is_foreign(r.node) for r in round.replies)
         client = self._traits.client.rpartition(":")[2]
         if foreign and not self._personal and client != "FedAvgClient":
@@ -478,6 +473,9 @@ class Strategy(Algorithm, uses_mean="only"):
         }
         arrays = self._aggregated(round) if round.replies else None
         if arrays is not None:
+            for reply in round.replies if self._personal else ():
+                kept = self.state.setdefault(PERSONAL, {})
+                kept[reply.client] = reply.personal()
             metrics |= self.metrics(round)
             asked_in = {
                 r.client: round.asked_in.get(r.node, round.number)

@@ -33,7 +33,7 @@ def gaussian_start(
 def mean_statistic(strategy: Strategy, grid: Grid, name: str) -> npt.NDArray[Any]:
     """Return the mean of an array that clients compute before the first round.
 
-    These are results of `Client.statistics`, which are combined as models are: with the
+    These are results of the clients' ``statistics``, combined as models are: with the
     weights and the rule of the run, or privately. Arrays of other shapes or types than
     most are left out.
 

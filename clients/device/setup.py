@@ -45,8 +45,8 @@ OF_A_NODE = (
     *("client-name", "state-dir", "partition-id", "num-partitions"),
     *declared(Rules),
 )
-# Keys of the node config of simulated clients. With further keys, a client may have a
-# different task.
+# Keys of the node config of simulated clients. A client with further keys may override
+# settings, so it is never trained together with others.
 SIMULATED = {"partition-id", "num-partitions"}
 # Similarity, from 0 to 1, at which an unknown name counts as misspelled; that of
 # ``device-id`` and ``device`` is lower.
@@ -84,8 +84,7 @@ class DeviceSettings(EvaluationSettings, ExamplePrivacy):
     )
 
 
-# Largest cohort with `auto`, in general and where the clients' models are in the memory
-# of a CPU.
+# Largest cohorts with `auto`: on a GPU, and on a CPU.
 AUTO, AUTO_ON_CPU = 32, 128
 
 
@@ -236,7 +235,7 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     server_round = config.get(keys.SERVER_ROUND, 0)
     devices.seed(torch_seed(setup.name, int(setup.run["seed"]), server_round))
     index, task = setup.partition, built_task(setup.task, setup.num_clients)
-    # A device's data may grow, and no server may compare them with a guess.
+    # Only for simulated clients, as a device's data may grow.
     if "partition-id" in context.node_config:
         check_examples(task, index, config.get(keys.EXAMPLES))
     state = personal_state(context, setup, config)

@@ -1,7 +1,8 @@
 """A grid for real nodes, which may answer late or never, and when a round closes.
 
-Before a round, a `Participation` gives its `Closing` to the grid by ``wait_for``:
-`Inbox` on real nodes, `SimulatedArrivals` in simulation.
+Before a round, `Participation.open` may give a `Closing` to the grid by ``wait_for``:
+to `Inbox` on real nodes, to `SimulatedArrivals` in simulation. Without one, a round
+waits for all replies.
 """
 
 import math
@@ -282,7 +283,7 @@ class Inbox(GridDecorator):
 
     @property
     def at_work(self) -> frozenset[int]:
-        """The nodes whose replies belong to a later round."""
+        """The nodes whose replies still count for an open round."""
         sent = self._sent.values()
         return frozenset(each.node for each in sent if each.closing)
 
@@ -351,7 +352,8 @@ class Inbox(GridDecorator):
         for message_id, message in zip(ids, messages, strict=False):
             # Flower returns no id for a message that it could not send.
             if not message_id:
-                log(WARNING, "a message was not sent")
+                node = message.metadata.dst_node_id
+                log(WARNING, "a message to node %d was not sent", node)
                 continue
             closing.begin(message)
             # Without its content, as nodes may be silent for long.

@@ -47,7 +47,7 @@ COMPARED = {
 
 @dataclass
 class ClientInfo:
-    """A row of the table: a node, its client, and why it cannot take part, if so.
+    """A row of the table: a node's client, and why it cannot take part, if so.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ class Clients:
         # report, empty for none.
         self._labels: dict[str, str] = {}
         self._reported: dict[str, str] = {}
-        # Nodes of the last `identify`: all, and those taking part.
+        # Nodes of the last `identify`: all, and those taking part if known.
         self._last: tuple[list[int], list[int] | None] = [], None
         self.run_token = ""
         self.acknowledged: dict[str, int] = {}
@@ -154,11 +154,10 @@ class Clients:
     def identify(self, grid: Grid) -> list[int]:
         """Ask unknown nodes for their properties; return the nodes that can take part.
 
-        Clients also report which state of the run they have. A node that does not
-        answer is asked again at the next call, and a refused one after a number of
-        calls. A client is refused if the structure of its shared arrays differs from
-        most clients' (once one has trained, from the run's). The nodes are in the order
-        of their clients' names.
+        A node that does not answer is asked again at the next call, and a refused one
+        after a number of calls. A client is refused if the structure of its shared
+        arrays differs from most clients' (once one has trained, from the run's). The
+        nodes are in the order of their clients' names.
         """
         # Once the run has begun, nodes that leave must not block it.
         awaited = 1 if self.known else self._min_available_nodes
@@ -215,7 +214,7 @@ class Clients:
             grid.send_and_receive(refused, timeout=QUERY_TIMEOUT)
         trained = {n: c for n, c in here.items() if not c.is_newcomer}
         number = {n: c.properties.get(keys.NUM_EXAMPLES) for n, c in self.known.items()}
-        # Problems that are not given by examples have none on any client.
+        # Tasks without example sets (synthetic problems) report 0 on all clients.
         any_has = any(count != 0 for count in number.values())
         none = frozenset(n for n in trained if number[n] == 0 and any_has)
         if new := none - self.untrained:
@@ -348,10 +347,10 @@ class Clients:
         row = self._rows.get(node)
         return float(row.properties.get(name, math.inf)) if row else math.inf
 
-    # Waiting.
+    # Nodes that owe a reply.
 
     def answering(self, nodes: Sequence[int]) -> list[int]:
-        """Return the nodes that can be sent an evaluation or query; log the others."""
+        """Return the nodes that can be sent an evaluation; log the others."""
         if left := [node for node in nodes if node in self.busy]:
             names = several([self.label_of(node) for node in left])
             log(INFO, "not asked, as answers are still to come: %s", names)
@@ -364,8 +363,8 @@ class Clients:
     ) -> list[tuple[str, ArrayRecord]]:
         """Ask clients for arrays; return names and arrays, in the order of the names.
 
-        The query's ``action`` is ``arrays``, or ``statistics`` (`Client.statistics`)
-        with the time limit of a round. Clients that do not answer are logged.
+        The query's ``action`` is ``arrays``, or ``statistics`` (which a client may
+        define) with the time limit of a round. Clients that do not answer are logged.
         """
         kind = f"{MessageType.QUERY}.{action}"
         timeout = self.round_timeout if action == keys.STATISTICS else QUERY_TIMEOUT
@@ -379,7 +378,7 @@ class Clients:
             try:
                 if reply.has_error():
                     raise InvalidReplyError(f"is an error: {error_reason(reply)}")
-                answers.append((self.name_of(node), reply_arrays(reply, keys.ARRAYS)))
+                answers.append((self.name_of(node), reply_arrays(reply)))
             except InvalidReplyError as error:
                 about = self.label_of(node), f"its reply {one_line(error)}"
                 self.failure = "client {}: {}".format(*about)
@@ -432,6 +431,7 @@ class Clients:
         """
         row, checkpointed = self._rows.get(node), self.checkpointed
         name = row.name if row else str(node)
+        # Without checkpoints, clients need only the state of the previous round.
         if not self.checkpoints and not checkpointed:
             checkpointed = server_round - 1
         # If a delayed reply counted after a later round's checkpoint was written, this

@@ -31,8 +31,7 @@ from flwr_frl.common.text import one_line
 NDArray = npt.NDArray[np.generic]
 Arrays = dict[str, NDArray]
 
-# Largest valid number, so that sums stay finite: float32's limit, which only float64
-# can exceed.
+# Limit of absolute values, the largest of float32, so that sums stay finite.
 LARGEST = 3.4028235e38
 # Largest number of examples; floats represent it exactly.
 MOST_EXAMPLES = 2**53
@@ -195,14 +194,14 @@ def checked_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
     return arrays
 
 
-def reply_arrays(reply: Message, key: str) -> ArrayRecord:
+def reply_arrays(reply: Message) -> ArrayRecord:
     """Return arrays of numbers in a reply, as they are declared there.
 
     Raises `InvalidReplyError` if there are none, or one differs from its declaration.
     """
-    record = entries_of(reply.content).get(key)
+    record = entries_of(reply.content).get(keys.ARRAYS)
     if not isinstance(record, ArrayRecord):
-        raise InvalidReplyError(f"has no arrays under {key!r}")
+        raise InvalidReplyError(f"has no arrays under {keys.ARRAYS!r}")
     for name, array in record.items():
         try:
             valid = np.dtype(array.dtype).kind in "biuf" and array.stype == SType.NUMPY
@@ -211,7 +210,7 @@ def reply_arrays(reply: Message, key: str) -> ArrayRecord:
         if not valid:
             text = f"array {name!r} is of {array.dtype}, which are no numbers"
             raise InvalidReplyError(text)
-    checked_arrays(reply, key, record)
+    checked_arrays(reply, keys.ARRAYS, record)
     return record
 
 
@@ -225,15 +224,15 @@ def size_of(
     """Return the bytes of a record: serialised arrays, values and names.
 
     ``known`` caches the bytes of records inside it by their id, as messages may share
-    them. Flower's envelope is not counted, and its own count
-    fails on empty strings and lists.
+    them. Flower's envelope is not counted. Flower's own count of bytes fails on empty
+    strings and lists.
     """
     entries = entries_of(record)
     if isinstance(record, ArrayRecord):
         return sum(map(len, entries)) + sum(map(num_bytes, entries.values()))
     total, known = 0, {} if known is None else known
     for name, value in entries.items():
-        # Messages to devices have no fingerprint, and simulations count the same bytes.
+        # Only simulated messages have a fingerprint; both count the same bytes.
         if name == keys.EXAMPLES:
             continue
         total += len(name)
@@ -269,8 +268,9 @@ class RunningMean:
         self._total = 0.0
         self._sums: dict[str, npt.NDArray[np.float64]] = {}
         self._dtypes: dict[str, np.dtype[np.generic]] = {}
-        # Rows that are added together: their numbers and weights.
+        # Rows that are added together.
         self._rows: ReplyRows | None = None
+        # Their numbers and weights.
         self._added: list[tuple[int, float]] = []
 
     def add(self, weight: float, arrays: Mapping[str, NDArray]) -> None:

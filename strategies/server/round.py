@@ -287,7 +287,7 @@ class Round:
         self.replies: list[Reply] = []
         self.like: dict[str, ArrayRecord] = {}
         self.attached_bytes = self.bytes_down = self.bytes_up = 0
-        # Evaluations and queries are sent to nodes that can answer at once.
+        # Evaluations are sent to nodes that can answer at once.
         if nodes and not trains:
             nodes = strategy._run.clients.answering(nodes)
         self.nodes = nodes
