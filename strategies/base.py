@@ -33,6 +33,7 @@ from flwr_frl.strategies.server.clients import Clients
 from flwr_frl.strategies.server.evaluation import TESTED, TESTED_IN, Evaluation
 from flwr_frl.strategies.server.privacy import ClientPrivacy, check_no_counters
 from flwr_frl.strategies.server.replies import (
+    REPLY_ALLOWANCE,
     Arrays,
     RunningMean,
     as_float16,
@@ -631,7 +632,19 @@ def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:
 
 
 def reliable_grid(strategy: Strategy, grid: Grid, longest: float) -> Grid:
-    """Return a grid that survives outages and waits at most ``longest`` seconds."""
+    """Return a grid that survives outages and limits the size of replies.
+
+    No wait takes longer than ``longest`` seconds.
+    """
+    run = strategy._run
+
+    def largest(kind: str) -> float:
+        if kind.startswith(MessageType.QUERY):
+            # The size of the arrays is not known before the first round.
+            return REPLY_ALLOWANCE if kind == MessageType.QUERY else math.inf
+        evaluates = kind == MessageType.EVALUATE
+        return (run.evaluation.round if evaluates else run.round).largest_reply
+
     if hasattr(grid, "wait_for") or getattr(grid, "in_process", False):
         return grid
-    return Inbox(grid, strategy._run.clients.label_of, longest)
+    return Inbox(grid, run.clients.label_of, longest, largest)

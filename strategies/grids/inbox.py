@@ -5,6 +5,7 @@ to `Inbox` on real nodes, to `SimulatedArrivals` in simulation. Without one, a r
 waits for all replies.
 """
 
+import contextlib
 import math
 import time
 from collections import deque
@@ -150,18 +151,41 @@ def request(call: Callable[[], T]) -> T:
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
-def pull(grid: Grid, message: Message) -> Message | None:
+@contextlib.contextmanager
+def limited(grid: Grid, largest: float) -> Iterator[None]:
+    """Raise `ValueError` before more bytes than ``largest`` are downloaded.
+
+    Flower downloads all objects of a reply in one call, in threads. Its connection is
+    not public; httpx calls event hooks before it reads a body.
+    """
+    runtime, sizes = getattr(grid, "_runtime_client", None), list[int]()
+
+    def check(response: httpx.Response) -> None:
+        sizes.append(int(response.headers.get("content-length", 0)))
+        if sum(sizes) > largest:
+            raise ValueError(f"it has more than {largest:,.0f} bytes")
+
+    hooks = runtime._client.event_hooks["response"] if runtime else []
+    hooks.append(check)
+    try:
+        yield
+    finally:
+        hooks.remove(check)
+
+
+def pull(grid: Grid, message: Message, largest: float) -> Message | None:
     """Return the reply to a message; None if it has not arrived.
 
     Flower decodes replies while it pulls them and does not catch exceptions: one
     client's reply can raise any exception, and all replies of the same pull are lost.
-    So replies are pulled one by one, and an unreadable or forged one becomes an error
-    reply of its node. An `httpx.HTTPError` is not the reply's fault, and raised.
+    So replies are pulled one by one, and an unreadable, forged or too large one becomes
+    an error reply of its node. An `httpx.HTTPError` is not its fault, and raised.
     """
     try:
-        for reply in grid.pull_messages([message.metadata.message_id]):
-            _check_envelope(reply, message)
-            return reply
+        with limited(grid, largest):
+            for reply in grid.pull_messages([message.metadata.message_id]):
+                _check_envelope(reply, message)
+                return reply
     except httpx.HTTPError:
         raise
     except Exception as error:
@@ -198,6 +222,8 @@ class _Sent:
     ----------
     message : Message
         The message without its content.
+    largest : float
+        Limit of the reply in bytes.
     closing : Closing or None
         The policy of its round; with None the reply is dropped.
     since, wait : float
@@ -210,6 +236,7 @@ class _Sent:
     """
 
     message: Message
+    largest: float
     closing: Closing | None
     since: float
     wait: float
@@ -242,6 +269,9 @@ class Inbox(GridDecorator):
         Returns a node's name for the log.
     longest : float, default inf
         Longest waiting time in seconds: ``round-timeout``.
+    largest_reply : callable, optional
+        Returns the limit in bytes of replies to a kind of message when it is sent.
+        Larger replies are not downloaded.
 
     Attributes
     ----------
@@ -250,10 +280,15 @@ class Inbox(GridDecorator):
     """
 
     def __init__(
-        self, grid: Grid, name_of: Callable[[int], str] = str, longest: float = math.inf
+        self,
+        grid: Grid,
+        name_of: Callable[[int], str] = str,
+        longest: float = math.inf,
+        largest_reply: Callable[[str], float] = lambda kind: math.inf,
     ) -> None:
         super().__init__(grid)
         self.name_of, self.longest = name_of, longest
+        self._largest_reply = largest_reply
         self._closing: Closing | None = None
         # By message id. The one that was checked longest ago comes first.
         self._sent: dict[str, _Sent] = {}
@@ -349,6 +384,7 @@ class Inbox(GridDecorator):
         push = self.grid.push_messages
         ids = request(lambda: list(push(messages)))
         now = time.monotonic()
+        largest = self._largest_reply(messages[0].metadata.message_type)
         for message_id, message in zip(ids, messages, strict=False):
             # Flower returns no id for a message that it could not send.
             if not message_id:
@@ -359,7 +395,7 @@ class Inbox(GridDecorator):
             # Without its content, as nodes may be silent for long.
             stub = message_like(message, RecordDict(), message_id=message_id)
             limit = min(wait, message.metadata.ttl)
-            self._sent[message_id] = _Sent(stub, closing, now, limit)
+            self._sent[message_id] = _Sent(stub, largest, closing, now, limit)
 
     def _receive(self, closing: Closing, pauses: Iterator[float]) -> None:
         """Pull a round's replies after a pause; give up nodes whose time is over."""
@@ -402,7 +438,7 @@ class Inbox(GridDecorator):
             # It comes last in the next pull, so that it does not block others.
             sent = self._sent[message_id] = self._sent.pop(message_id)
             try:
-                reply = pull(self.grid, sent.message)
+                reply = pull(self.grid, sent.message, sent.largest)
             except httpx.HTTPError as error:
                 if not is_outage(error):
                     raise

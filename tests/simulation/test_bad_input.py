@@ -127,6 +127,6 @@ def test_bad_input_to_a_real_process_gives_a_one_line_error(tmp_path):
     )
     assert result.returncode == 2
     assert result.stdout == ""
-    assert result.stderr.startswith("error: num-clients is 13")
+    assert result.stderr.startswith("error: fedavg: num-clients is 13")
     assert result.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
