@@ -250,9 +250,8 @@ def measure_devices() -> int:
     body = (
         f"`fedrep` on {len(DEVICES)} SuperNodes of one machine, connected with TLS, "
         "which first ran plain and then with secure aggregation; without the first "
-        "round of each run. Other programs used the machine: its load was "
-        f"{load:.0f} when the benchmark started and {os.getloadavg()[0]:.0f} when it "
-        "ended.\n\n"
+        f"round of each run. The load of the machine was {load:.1f} when the benchmark "
+        f"started and {os.getloadavg()[0]:.1f} when it ended.\n\n"
     )
     title = "Secure aggregation: seconds of a round on devices"
     write("secure_devices", title, body + markdown(columns, rows), {"rows": rows})
