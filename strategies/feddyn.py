@@ -40,6 +40,10 @@ class FedDyn(ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient"):
 
     feddyn_alpha: float = setting(0.01, gt=0)
 
+    def __init__(self, **base: Any) -> None:
+        super().__init__(**base)
+        self.state[GRADIENTS] = {}
+
     def begin(self, round: Round) -> None:
         """Send α."""
         round.config[PROXIMAL_WEIGHT] = self.feddyn_alpha
@@ -48,7 +52,7 @@ class FedDyn(ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient"):
         self, round: Round, changes: Arrays, lost: bool
     ) -> tuple[Arrays, dict[str, Any]]:
         """Move h by the clients' changes θ_k − θ, and θ by their mean and h."""
-        m, before = len(self.state["seen"]), self.state.get(GRADIENTS, {})
+        m, before = len(self.state["seen"]), self.state[GRADIENTS]
         totals, new = {}, {}
         for name, change in changes.items():
             old, moved = round.arrays[name], change.astype(np.float64)
