@@ -65,7 +65,7 @@ class Rules(Checked):
         require(valid, "secure-peers", self.secure_peers, allowed)
 
 
-# Of SSH's kinds of keys, only Ed25519 has raw bytes.
+# Among SSH keys, only Ed25519 keys have raw bytes.
 
 
 def _private_key(data: bytes) -> Ed25519PrivateKey:

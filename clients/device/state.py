@@ -222,7 +222,7 @@ def read_checked(
 def arrays_of(record: Any) -> Arrays:
     """Return the arrays of a version in memory, for reading only.
 
-    Those of a node that runs with others are elsewhere in this process.
+    A node that runs together with others keeps its arrays elsewhere in this process.
     """
     if hasattr(record, "arrays"):
         return cast(Arrays, record.arrays())

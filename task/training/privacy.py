@@ -204,7 +204,7 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
             # Opacus would compute norms in bfloat16, with errors of about 0.4 %.
             parameter.grad_sample = samples.to(parameter.dtype)  # type: ignore[attr-defined]
         optimizer.pre_step()
-        # What does not depend on the examples is added to the noisy gradients.
+        # Terms that do not depend on the examples are added to the noisy gradients.
         if call.regularizer is not None:
             term = call.regularizer(features.detach()[:0], targets[:0], model)
             if term.requires_grad:

@@ -95,7 +95,7 @@ class Member:
     step : int
         Number of steps that it has taken. It takes none twice.
     about : dict of str to str
-        What the caller keeps with it.
+        Further entries, which the caller reads and writes.
     """
 
     # Seeds and shares are no text.

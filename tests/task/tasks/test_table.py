@@ -293,7 +293,7 @@ def test_a_table_needs_two_settings_and_its_model_reads_the_same_file(tmp_path, 
     assert entries["fedrep"]["accuracy"] > 0.85 > 0.7 > entries["fedavg"]["accuracy"]
     # The state of a client is enough to use its model, without its data.
     predictor = load_run(out / "fedrep", "p1")
-    # Of a file with several people, only the rows of this one are predicted.
+    # The file has several people; only this one's rows are predicted.
     classes, _ = predictor(path)
     own = slice(1, None, 6)
     columns = {name: cells[own] for name, cells in people(6, 60).items()}
