@@ -12,12 +12,12 @@ from safetensors.numpy import load_file
 from small_models import CE, assert_close, same_bits, state_of
 from torch import nn
 
-from flwr_frl import simulate
+from flwr_frl import FedRep, setting, simulate
 from flwr_frl.clients import FedAvgClient, FedProtoClient, FedRepClient
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.device.setup import build_client
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.common.settings import build, resolve
+from flwr_frl.common.settings import SettingsError, build, resolve
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
@@ -170,3 +170,24 @@ def test_without_received_parameters_there_is_no_proximal_term():
         client = client_of(FedProtoClient, small, numbers(), classes=("a", "b"))
         losses.add(one_round(client, **config)[2]["train-loss"])
     assert len(losses) == 1
+
+
+class SeveralModels(FedRepClient):
+    client_models: str = setting("")
+
+
+class SharesSeveral(FedRep, client=SeveralModels):
+    pass
+
+
+def test_models_with_different_numbers_of_shared_arrays_are_refused(tmp_path):
+    with pytest.raises(SettingsError) as caught:
+        simulate(
+            SharesSeveral,
+            "inline",
+            clients=5,
+            rounds=1,
+            output=str(tmp_path),
+            client_models="logistic mlp",
+        )
+    assert caught.value.code == "client-models"

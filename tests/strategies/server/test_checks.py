@@ -20,7 +20,7 @@ from malformed import with_one_bad
 
 from flwr_frl.common.text import one_line
 from flwr_frl.results.results import strict_json
-from flwr_frl.strategies import FedAvg
+from flwr_frl.strategies import FedAvg, FedPer
 from flwr_frl.strategies.flute import FLUTELinear
 from flwr_frl.strategies.scaffold import SCAFFOLD
 from flwr_frl.strategies.server.replies import (
@@ -176,6 +176,15 @@ def test_aggregate_that_is_not_finite_is_discarded(caplog) -> None:
     assert arrays is None
     assert strategy._run.clients.acknowledged == {}
     assert "not finite; the old arrays stay" in caplog.text
+
+
+def test_personal_arrays_of_a_round_without_aggregate_are_not_stored() -> None:
+    overflowing = {"server_optimizer": "momentum", "server_optimizer_rate": 1e300}
+    for settings, stored in (({}, 3), (overflowing, 0)):
+        strategy = FedPer(personal=("w",), fraction_train=1.0, **settings)
+        arrays, _ = train_once(strategy, grid_of(3))
+        assert (arrays is None) == (stored == 0)
+        assert len(strategy.state.get("personal", {})) == stored
 
 
 def test_flute_linear_and_scaffold_keep_their_state_on_overflow() -> None:
