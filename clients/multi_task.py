@@ -23,7 +23,13 @@ from flwr_frl.clients.gossip.base import GraphClient
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.run_cache import run_cache
-from flwr_frl.common.settings import TrainingDivergedError, number_or, require, setting
+from flwr_frl.common.settings import (
+    TrainingDivergedError,
+    load,
+    number_or,
+    require,
+    setting,
+)
 from flwr_frl.task.base import Task
 from flwr_frl.task.compression import CompressionSettings, Identity
 from flwr_frl.task.examples import Batch, ExampleSet, count_targets
@@ -37,7 +43,9 @@ from flwr_frl.task.saddle_point import (
     Problem,
     Proximity,
     SaddlePoint,
+    Shape,
     State,
+    diameter,
     exchange_stream,
     theory_constant,
     theory_regularizer,
@@ -70,8 +78,8 @@ class MultiTaskClient(GraphClient):
     since the dual variables of both ends of an edge must stay equal.
 
     The cost f_i is the loss of the task's model on a batch of the node's examples (0
-    without any), and g_ij(θ_i, θ_j) = ‖θ_i − θ_j‖² − b. All nodes start from the
-    task's initial model.
+    without any), and g_ij(θ_i, θ_j) = ‖θ_i − θ_j‖² − b_ij by default. All nodes start
+    from the task's initial model.
 
     Parameters
     ----------
@@ -80,9 +88,12 @@ class MultiTaskClient(GraphClient):
     dual_regularizer : float or str, default "auto"
         δ, with δ η² ≤ 1 (appendix B): ``auto`` is 100, and ``theory`` is the value of
         theorem 3 or 4, which needs a bounded X and a very small step size.
+    feasible_set : {"ball", "box", "simplex"}, default "ball"
+        The convex set X of the parameters, for a radius r: ‖x‖ ≤ r; |x_k| ≤ r for every
+        entry; or x_k ≥ 0 with Σ_k x_k = r, for sample feedback only.
     radius : float or str, default "auto"
-        Radius of the ball X, which contains all parameters. ``auto`` is 20 for the
-        chapter's problems, and sets no bound for other tasks.
+        r. ``auto`` is 20 for the chapter's problems and 1 for a simplex, and sets no
+        bound for other tasks.
     bandit_radius : float or str, default "0"
         ζ of bandit feedback (Algorithm 3); 0 means sample feedback (Algorithm 2), and
         ``theory`` is 1 / T for T rounds (theorem 4).
@@ -92,8 +103,10 @@ class MultiTaskClient(GraphClient):
         Seed of a random start, the samples, the perturbations and random compressors.
     num_server_rounds : int, default 30
         Rounds T, for ``theory``.
-    constraint_bound : float, default 1
-        b in the constraint ‖θ_i − θ_j‖² ≤ b between neighbours.
+    constraint : str, default "proximity"
+        The constraint g_ij(θ_i, θ_j) ≤ 0 between neighbours: ``proximity`` is ‖θ_i −
+        θ_j‖² ≤ b_ij. Or the import path ``package.module:Class`` of a subclass of
+        `Proximity`, with the offsets −b_ij.
     constrained_part : {"all", "head"}, default "all"
         Parameters θ_i that are constrained: all parameters of a node's model, or those
         of its head. Only these are sent to the neighbours.
@@ -107,6 +120,7 @@ class MultiTaskClient(GraphClient):
     dual_regularizer: Annotated[
         float | str, number_or(("auto", "theory"), is_positive)
     ] = setting("auto", form="auto, theory or a number above 0")
+    feasible_set: Shape = setting("ball")
     radius: Annotated[float | str, number_or(("auto",), is_positive)] = setting(
         "auto", form="auto or a number above 0"
     )
@@ -116,7 +130,9 @@ class MultiTaskClient(GraphClient):
     bandit_direction: Direction = setting("sphere")
     seed: int = setting(0, ge=0)
     num_server_rounds: int = setting(30, ge=1)
-    constraint_bound: float = setting(1.0, ge=0, unused_if=SYNTHETIC)
+    constraint: str = setting(
+        "proximity", form="proximity or an import path", code=True, unused_if=SYNTHETIC
+    )
     constrained_part: Literal["all", "head"] = setting("all", unused_if=SYNTHETIC)
     batch_size: int = setting(10, ge=1, unused_if=SYNTHETIC)
     # Radius of X if the setting is ``auto``.
@@ -131,11 +147,15 @@ class MultiTaskClient(GraphClient):
         # Arrays of this node's last round; empty before the first one.
         self.stored: Mapping[str, npt.NDArray[Any]] = {}
         radius, zeta = settings.radius, settings.bandit_radius
-        self.ball_radius = self.default_radius if radius == "auto" else float(radius)
+        self.shape: Shape = settings.feasible_set
+        default = 1.0 if self.shape == "simplex" else self.default_radius
+        self.set_radius = default if radius == "auto" else float(radius)
         rounds = settings.num_server_rounds
         self.zeta = 1 / rounds if zeta == "theory" else float(zeta)
-        allowed = f"below {self.ball_radius:g}, the radius of the feasible set"
-        require(self.zeta < self.ball_radius, "bandit-radius", zeta, allowed)
+        allowed = f"below {self.set_radius:g}, the radius of the feasible set"
+        require(self.zeta < self.set_radius, "bandit-radius", zeta, allowed)
+        inside = not self.zeta or self.shape != "simplex"
+        require(inside, "bandit-radius", zeta, "0 with feasible-set='simplex'")
         # Each dual variable makes the theorems' limits stricter.
         self.regularizer(0)
 
@@ -160,16 +180,18 @@ class MultiTaskClient(GraphClient):
         require(len(sizes) > 0, "constrained-part", part, allowed)
         return sizes
 
-    def problem(self, pairs: Pairs) -> tuple[Problem, Proximity, Noise]:
+    def problem(
+        self, pairs: Pairs, bounds: Float64s
+    ) -> tuple[Problem, Proximity, Noise]:
         """Return the costs, constraints and noise of a node with these edges."""
         examples = train_examples(self.task, self._index).on(self._device)
         loss, size, node = self.task.loss, self.settings.batch_size, int(pairs[0, 0])
         sgd = SGD(batch_size=size)
         examples = trainable_examples(self.model, examples, sgd)
         problem = ModelProblem(node, self.model, self.flat, examples, loss, sgd)
-        offsets = np.full(len(pairs), -self.settings.constraint_bound)
         noise = Noise(problem, self.settings.seed, self.direction, block=1)
-        return problem, Proximity(pairs, offsets), noise
+        kind = constraint_class(self.settings.constraint)
+        return problem, kind(pairs, -bounds), noise
 
     def initial_parameters(self) -> Float64s | None:
         """Return x̃ before the first iteration, shape (1, d), or None for random x̃."""
@@ -221,7 +243,7 @@ class MultiTaskClient(GraphClient):
         message = algorithm.send(state, self.compressor, stream)
         self._attachments["message"] = message
         cost = self.cost(algorithm, state, noise)
-        load(self.flat, self.output(algorithm, state))
+        set_parameters(self.flat, self.output(algorithm, state))
         arrays = {**personal_arrays(self, WHOLE), **state.arrays()}
         self._state.save(arrays, int(config[SERVER_ROUND]))
         examples = len(self.task.train_examples(self._index))
@@ -244,12 +266,13 @@ class MultiTaskClient(GraphClient):
         """Return the algorithm and the noise of this node and its neighbours."""
         others: Any = config["neighbour-nodes"]
         pairs = np.array([(config["node"], j) for j in others], np.int64)
-        problem, constraint, noise = self.problem(pairs)
+        bounds: Any = config["constraint-bounds"]
+        problem, constraint, noise = self.problem(pairs, np.array(bounds, np.float64))
         delta = self.regularizer(int(config["dual-variables"]))
         private = problem.dimension - self.dimension
         algorithm = SaddlePoint(
-            *(problem, constraint, self.ball_radius, self.settings.saddle_step),
-            *(delta, self.zeta, private),
+            *(problem, constraint, self.set_radius, self.settings.saddle_step),
+            *(delta, self.zeta, private, self.shape),
         )
         return algorithm, noise
 
@@ -261,11 +284,14 @@ class MultiTaskClient(GraphClient):
             valid = delta * step**2 <= LARGEST_DECAY
             require(valid, "dual-regularizer", value, f"at most {allowed:g}, 1 / η²")
             return delta
-        radius, omega = self.ball_radius, self.compressor.omega(self.dimension)
+        radius, omega = self.set_radius, self.compressor.omega(self.dimension)
         allowed = "auto or a number, as theory needs a radius"
         require(radius < math.inf, "dual-regularizer", value, allowed)
-        # ‖(2 (x_i − x_j), 2 (x_j − x_i))‖ for points at a distance of twice the radius.
-        bound = 4 * math.sqrt(2) * radius
+        is_known = self.settings.constraint == "proximity"
+        allowed = "auto or a number, as theory needs constraint='proximity'"
+        require(is_known, "dual-regularizer", value, allowed)
+        # ‖(2 (x_i − x_j), 2 (x_j − x_i))‖ for the most distant points of X.
+        bound = 2 * math.sqrt(2) * diameter(self.shape, radius, self.dimension)
         constant = theory_constant(dual_variables, bound, omega, self.zeta > 0)
         largest = 1 / math.sqrt(constant)
         allowed = f"at most {largest:.3g} with dual-regularizer='theory'"
@@ -307,6 +333,14 @@ class MultiTaskClient(GraphClient):
         return direction if self.zeta else ""
 
 
+def constraint_class(name: str) -> type[Proximity]:
+    """Return the class of the setting ``constraint``."""
+    kind = Proximity if name == "proximity" else load(name, "constraint")
+    valid = isinstance(kind, type) and issubclass(kind, Proximity)
+    require(valid, "constraint", name, "proximity or a subclass of Proximity")
+    return cast(type[Proximity], kind)
+
+
 class SyntheticMultiTaskClient(MultiTaskClient, requires=(TaskOf(MultiTaskSetup),)):
     """A node with one of the chapter's problems; x̃ starts at random values."""
 
@@ -319,7 +353,9 @@ class SyntheticMultiTaskClient(MultiTaskClient, requires=(TaskOf(MultiTaskSetup)
         """Add the problem."""
         return [repr(self.task), *super()._structure()]
 
-    def problem(self, pairs: Pairs) -> tuple[Problem, Proximity, Noise]:
+    def problem(
+        self, pairs: Pairs, bounds: Float64s
+    ) -> tuple[Problem, Proximity, Noise]:
         """Return the costs, constraints and noise of a node with these edges."""
         edges = tuple(map(tuple, pairs.tolist()))
         return _drawn(self.task, edges, self.settings.seed, self.direction)
@@ -439,7 +475,7 @@ class ModelProblem:
 
     def _prepare(self, x: Float64s, samples: Float64s) -> Batch:
         """Load parameters into the model, and return a batch of its examples."""
-        load(self.flat, x)
+        set_parameters(self.flat, x)
         self.model.train()
         # Both values of bandit feedback use the same batch with the same augmentation.
         if self._batch is None or self._batch[0] is not samples:
@@ -452,6 +488,6 @@ class ModelProblem:
 
 
 @torch.no_grad()
-def load(flat: FlatParameters, x: Float64s) -> None:
+def set_parameters(flat: FlatParameters, x: Float64s) -> None:
     """Load parameters of shape (1, d) into the model of flat parameters."""
     flat.vector.copy_(torch.from_numpy(x[0].astype(np.float32)))

@@ -1,15 +1,36 @@
 """Decentralised multi-task optimisation (Singh, UCLA 2024, chapter 4)."""
 
+import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Annotated, Any
 
+import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord
+from numpy.typing import NDArray
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import (
+    SettingsError,
+    checked_by,
+    is_possible,
+    require,
+    setting,
+)
 from flwr_frl.strategies.gossip.base import Gossip, message_of
 from flwr_frl.strategies.gossip.graphs import Edges
 from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError
 from flwr_frl.strategies.server.round import Reply, Round
+
+
+def is_bound(value: float | str) -> bool:
+    """Return whether a value is a number, at least 0, or may be the path of a file."""
+    try:
+        return 0 <= float(value) < math.inf
+    except ValueError:
+        return is_possible(str(value))
+
+
+# Tasks that have their own constraints.
+SYNTHETIC = {"task": ("qcqp", "multi-task-logistic")}
 
 
 class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
@@ -21,21 +42,37 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
 
     Parameters
     ----------
+    constraint_bound : float or str, default "1"
+        b_ij ≥ 0 of the constraints between neighbours, for all edges; or a file with
+        two node numbers and b_ij in each line, for every edge of the graph.
     **base
         Arguments of `Gossip`.
 
     Attributes
     ----------
+    bounds : ndarray, shape (n, n)
+        b_ij, symmetric; NaN for nodes that are no neighbours.
     sent : dict
         By sender, the last two messages by their number, from 1. No neighbour is more
         than one behind.
     """
 
+    constraint_bound: Annotated[float | str, checked_by(is_bound)] = setting(
+        "1", form="a number, at least 0, or a file", unused_if=SYNTHETIC
+    )
+
     uses_consensus_step = False
+
+    def build_graph(self, n: int) -> Edges:
+        """Return the graph of n nodes, of which each edge has a bound."""
+        edges = super().build_graph(n)
+        read_bounds(self.constraint_bound, edges)
+        return edges
 
     def set_graph(self, names: list[str], edges: Edges) -> None:
         """Set the graph; no node has sent a message."""
         super().set_graph(names, edges)
+        self.bounds = read_bounds(self.constraint_bound, edges)
         self.sent: dict[str, dict[int, bytes]] = {name: {} for name in names}
 
     def _usable(self, nodes: list[int]) -> list[int]:
@@ -52,12 +89,14 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
         return max(self.sent[name], default=0)
 
     def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:
-        """Add ``node``, ``neighbour-nodes`` (numbers), and ``dual-variables``."""
+        """Add ``node``, ``neighbour-nodes`` (numbers), bounds, ``dual-variables``."""
         i = self.number[self._run.clients.name_of(node)]
+        near = self.neighbours[i]
         return {
             **super()._config(node, config),
             "node": i,
-            "neighbour-nodes": self.neighbours[i],
+            "neighbour-nodes": near,
+            "constraint-bounds": self.bounds[i, near].tolist(),
             "dual-variables": 2 * len(self.edges),
         }
 
@@ -120,3 +159,33 @@ class SyntheticMultiTask(
     MultiTask, client="flwr_frl.clients.multi_task:SyntheticMultiTaskClient"
 ):
     """The chapter's problems (section 4.5), whose costs and constraints are drawn."""
+
+
+def read_bounds(text: float | str, edges: Edges) -> NDArray[np.float64]:
+    """Return b_ij of every edge, shape (n, n), symmetric and elsewhere NaN.
+
+    Raises `SettingsError` if the text is neither a number, at least 0, nor a file
+    that has such a number for every edge, and for no other pair of nodes.
+    """
+    known = set(map(tuple, edges.tolist()))
+    try:
+        given = dict.fromkeys(known, float(text))
+    except ValueError:
+        try:
+            lines = np.loadtxt(str(text), ndmin=2, encoding="utf-8").tolist()
+            given = {(min(i, j), max(i, j)): bound for i, j, bound in lines}
+        except (OSError, ValueError) as error:
+            raise SettingsError(
+                f"constraint-bound is {text!r}; expected a number, or a file with "
+                f"two nodes and a number in each line: {error}",
+                "constraint-bound",
+            ) from error
+    differing = sorted(known ^ given.keys())
+    allowed = "exactly the edges of the graph"
+    require(not differing, f"an edge with a bound in {text!r}", differing, allowed)
+    bounds = np.full((int(edges.max()) + 1,) * 2, np.nan)
+    for (i, j), bound in given.items():
+        valid = 0 <= bound < math.inf
+        require(valid, "constraint-bound", bound, "at least 0 and finite")
+        bounds[int(i), int(j)] = bounds[int(j), int(i)] = bound
+    return bounds

@@ -7,6 +7,7 @@ _MODULES = {
     "task.base": ("ExampleTask", "Task"),
     "task.examples": ("ExampleSet",),
     "task.models": ("SplitModel", "build_model"),
+    "task.saddle_point": ("Proximity",),
     "task.tasks": ("build_task",),
     "task.tasks.image": ("ImageTask",),
     "task.tasks.linear": ("LinearTask", "principal_angle_distance"),

@@ -5,6 +5,7 @@ from flwr_frl.task.base import Task as Task
 from flwr_frl.task.examples import ExampleSet as ExampleSet
 from flwr_frl.task.models import SplitModel as SplitModel
 from flwr_frl.task.models import build_model as build_model
+from flwr_frl.task.saddle_point import Proximity as Proximity
 from flwr_frl.task.tasks import build_task as build_task
 from flwr_frl.task.tasks.image import ImageTask as ImageTask
 from flwr_frl.task.tasks.linear import LinearTask as LinearTask

@@ -33,6 +33,8 @@ from flwr_frl.task.compression import Compressor, Identity
 
 Float64s = NDArray[np.float64]
 Pairs = NDArray[np.int64]
+# Shapes of the convex set X.
+Shape = Literal["ball", "box", "simplex"]
 # Distributions of the perturbations of bandit feedback.
 Direction = Literal["sphere", "bernoulli", "gaussian"]
 
@@ -79,6 +81,9 @@ class Problem(Protocol):
 class Proximity:
     """The constraints g_ij(x_i, x_j) = ‖x_i − x_j‖² + c_ij of E edges (section 4.5).
 
+    For other convex constraints, override `value` and `gradient` in a subclass. Both
+    ends of an edge evaluate it, so g_ij(x, y) must equal g_ji(y, x).
+
     Parameters
     ----------
     pairs : ndarray of int, shape (E, 2)
@@ -99,6 +104,39 @@ class Proximity:
     def gradient(self, x_i: Float64s, x_j: Float64s) -> Float64s:
         """Return the gradient of g_ij with respect to x_i, shape (E, d)."""
         return 2 * (x_i - x_j)
+
+
+def nearest(x: Float64s, shape: Shape, radius: float) -> Float64s:
+    """Return the points of a convex set that are nearest to the rows of x.
+
+    Parameters
+    ----------
+    x : ndarray, shape (n, d)
+        The points.
+    shape : {"ball", "box", "simplex"}
+        ‖x‖ ≤ r, |x_k| ≤ r for every entry, or x_k ≥ 0 with Σ_k x_k = r.
+    radius : float
+        r > 0. The first two sets are the whole space if it is ∞.
+    """
+    if radius == math.inf:
+        return x
+    if shape == "box":
+        return np.clip(x, -radius, radius)
+    if shape == "simplex":
+        # max(0, x − θ), θ from the largest entries (Held, Wolfe and Crowder, 1974).
+        entries = np.arange(1, x.shape[1] + 1)
+        largest = -np.sort(-x, axis=1)
+        theta = (largest.cumsum(axis=1) - radius) / entries
+        last = (largest > theta).sum(axis=1, keepdims=True) - 1
+        return np.maximum(x - np.take_along_axis(theta, last, axis=1), 0)
+    norms = np.sqrt(dot(x, x))
+    return x * (radius / np.maximum(norms, radius))[:, None]
+
+
+def diameter(shape: Shape, radius: float, dimension: int) -> float:
+    """Return the largest distance of two points of a set of `nearest`."""
+    of = {"ball": 2.0, "box": 2 * math.sqrt(dimension), "simplex": math.sqrt(2)}
+    return of[shape] * radius
 
 
 class Noise:
@@ -223,8 +261,8 @@ class SaddlePoint:
     constraint : Proximity
         g_ij of the group's edges.
     radius : float, default 20
-        Radius R/2 of X, a ball around the origin, or the whole space if it is ∞;
-        chapter 4 has R = 40, and the theory needs a bounded X.
+        r of X, see `nearest`; chapter 4 has a ball of diameter R = 40, and the theory
+        needs a bounded X.
     step : float, default 1e-3
         Step size η > 0.
     regularizer : float, default 100
@@ -235,8 +273,10 @@ class SaddlePoint:
         0 means sample feedback.
     private : int, default 0
         Number of first entries that are not exchanged, as the constraints do not
-        concern them. If there are any, X is the product of two balls of the same
-        radius, one for these entries and one for the others.
+        concern them. If there are any, X is the product of two sets of the same
+        shape and radius, one for these entries and one for the others.
+    shape : {"ball", "box", "simplex"}, default "ball"
+        Shape of X. A simplex allows no bandit feedback, as x ± ζ u leaves it.
     """
 
     problem: Problem
@@ -246,6 +286,7 @@ class SaddlePoint:
     regularizer: float = 100.0
     zeta: float = 0.0
     private: int = 0
+    shape: Shape = "ball"
 
     @cached_property
     def _row(self) -> NDArray[np.int64]:
@@ -287,24 +328,20 @@ class SaddlePoint:
     def constraints(self, state: State) -> Float64s:
         """Return g_ij(x_i, x_j) of every edge, as of the last messages."""
         ends = self._ends(self.point(state))
-        return self.constraint.value(ends, self._in_ball(state.known))
+        return self.constraint.value(ends, self._in_set(state.known))
 
-    def _in_ball(self, x: Float64s) -> Float64s:
-        """Return the point of the ball of X nearest to each row, shape (n, entries).
+    def _in_set(self, x: Float64s) -> Float64s:
+        """Return the points of X nearest to the rows, of one of its factors.
 
-        For bandit feedback, the ball is {(1 − ζ/r) x: x in X} for the radius r, so that
-        all points within ζ of it are in X (section 4.4).
+        For bandit feedback, they are in {(1 − ζ/r) x: x in X} for the radius r, so that
+        all points within ζ of them are in X (section 4.4).
         """
-        radius = self.radius - self.zeta
-        if radius == math.inf:
-            return x
-        norms = np.sqrt(dot(x, x))
-        return x * (radius / np.maximum(norms, radius))[:, None]
+        return nearest(x, self.shape, self.radius - self.zeta)
 
     def _projected(self, x: Float64s) -> Float64s:
         """Return the points of X nearest to the rows of `x`, shape (n, d)."""
         parts = x[:, : self.private], x[:, self.private :]
-        return np.concatenate([self._in_ball(part) for part in parts], axis=1)
+        return np.concatenate([self._in_set(part) for part in parts], axis=1)
 
     def _ends(self, x: Float64s) -> Float64s:
         """Return the exchanged entries of the node i of each edge (i, j)."""
@@ -358,7 +395,7 @@ class SaddlePoint:
             See `Noise.at`.
         """
         t, eta, duals = state.iteration + 1, self.step, state.duals
-        x, neighbours = self.point(state), self._in_ball(state.known)
+        x, neighbours = self.point(state), self._in_set(state.known)
         ends = self._ends(x)
         gradient = self._cost_gradient(x, samples, directions)
         pull = duals[:, None] * self.constraint.gradient(ends, neighbours)

@@ -722,7 +722,7 @@ def converted(name: str, value: Setting, default: Setting) -> Setting:
     kind = type(default)
     if kind is float and type(value) is int:
         value = float(value)
-    if default in ("auto", "0") and type(value) in (int, float):
+    if default in ("auto", "0", "1") and type(value) in (int, float):
         value = str(value)
     require(type(value) is kind, name, value, TYPES.get(kind, kind.__name__))
     # Flower's config records hold integers of 64 bits.

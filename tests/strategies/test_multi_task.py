@@ -14,7 +14,7 @@ from benchmarks.multi_task import directed
 from benchmarks.multi_task_network import Network
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PREFIX, PersonalState
-from flwr_frl.clients.multi_task import SyntheticMultiTaskClient
+from flwr_frl.clients.multi_task import SyntheticMultiTaskClient, constraint_class
 from flwr_frl.common.settings import SettingsError, build
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.graphs import build_graph
@@ -233,5 +233,11 @@ def test_steps_and_sets_that_the_theorems_exclude_are_rejected():
     theory = {"dual-regularizer": "theory", "compressor": "identity"}
     assert code_of(client_of(**theory).regularizer, 12) == "saddle-step"
     unbounded = client_of(**theory)
-    unbounded.ball_radius = np.inf
+    unbounded.set_radius = np.inf
     assert code_of(unbounded.regularizer, 12) == "dual-regularizer"
+    custom = {**theory, "constraint": "mine:Weighted"}
+    assert code_of(client_of, **custom) == "dual-regularizer"
+    simplex = {"feasible-set": "simplex", "bandit-radius": "0.1"}
+    assert code_of(client_of, **simplex) == "bandit-radius"
+    for name in ("proximal", "math:sqrt", "no_module:Constraint"):
+        assert code_of(constraint_class, name) == "constraint"

@@ -10,11 +10,13 @@ from flwr.app import ArrayRecord
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PREFIX
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.predict import load_run
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.graphs import build_graph
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.loop import run_rounds
+from flwr_frl.task.saddle_point import Proximity
 
 NODES, BATCH = 4, 6
 TOP_K = {"compressor": "top-k", "compressor_k": 2.0, "per_tensor": True}
@@ -100,14 +102,41 @@ def initial():
     return np.concatenate(vectors).astype(np.float64)
 
 
-def plain(iterations, *, eta=0.05, delta=1.0, b=0.01, entries=None, k=0, zeta=0.0):
-    """Run Algorithms 2 and 3 node by node."""
+# Bounds of the four edges of the ring, and a part of the model's parameters.
+BOUNDS = {(0, 1): 0.0, (1, 2): 0.02, (2, 3): 0.5, (0, 3): 0.001}
+SCALE = np.linspace(0, 2, sum(SIZES))
+
+
+class Scaled(Proximity):
+    """(x - y)' diag(scale) (x - y) - b."""
+
+    def value(self, x_i, x_j):
+        return ((x_i - x_j) ** 2) @ SCALE + self.offsets
+
+    def gradient(self, x_i, x_j):
+        return 2 * (x_i - x_j) * SCALE
+
+
+def plain(
+    iterations,
+    *,
+    eta=0.05,
+    delta=1.0,
+    bounds=None,
+    scale=1.0,
+    width=np.inf,
+    entries=None,
+    k=0,
+    zeta=0.0,
+):
+    """Run Algorithms 2 and 3 node by node; X is a box of half this width."""
+    bounds = bounds or dict.fromkeys(BOUNDS, 0.01)
     entries = np.arange(sum(SIZES)) if entries is None else entries
     sizes = SIZES if len(entries) == sum(SIZES) else SIZES[2:]
     edges = [
         e for i, j in build_graph("ring", NODES).tolist() for e in ((i, j), (j, i))
     ]
-    raw = np.tile(initial(), (NODES, 1))
+    raw = np.clip(np.tile(initial(), (NODES, 1)), -width, width)
     copy, average = np.zeros_like(raw), np.zeros_like(raw)
     duals = dict.fromkeys(edges, 0.0)
     for t in range(1, iterations + 1):
@@ -118,11 +147,12 @@ def plain(iterations, *, eta=0.05, delta=1.0, b=0.01, entries=None, k=0, zeta=0.
                 largest(q, sizes, k) if k and t > 1 else q
             )
             copy[i] = own
-        x = copy.copy()
+        x = np.clip(copy, -width, width)
         average += (x - average) / t
         old = dict(duals)
         for i, j in edges:
-            g = np.sum((x[i] - x[j])[entries] ** 2) - b
+            g = np.sum(scale * (x[i] - x[j])[entries] ** 2)
+            g -= bounds[min(i, j), max(i, j)]
             duals[i, j] = max(0, old[i, j] + eta * (g - delta * eta * old[i, j]))
         for i in range(NODES):
             at, (rows, u) = x[i], noise(i, t, zeta)
@@ -132,8 +162,8 @@ def plain(iterations, *, eta=0.05, delta=1.0, b=0.01, entries=None, k=0, zeta=0.
             else:
                 slope = gradient(at, i, rows)
             for _, j in (e for e in edges if e[0] == i):
-                slope[entries] += 2 * old[i, j] * 2 * (at - x[j])[entries]
-            raw[i] = raw[i] - eta * slope
+                slope[entries] += 2 * old[i, j] * 2 * (scale * (at - x[j])[entries])
+            raw[i] = np.clip(raw[i] - eta * slope, -width, width)
     return raw, average, [duals[e] for e in sorted(edges)]
 
 
@@ -144,10 +174,12 @@ def plain(iterations, *, eta=0.05, delta=1.0, b=0.01, entries=None, k=0, zeta=0.
         ({"constrained_part": "head"}, {"entries": HEAD}, 1e-5),
         (TOP_K, {"k": 2}, 1e-5),
         ({**TOP_K, "constrained_part": "head"}, {"k": 2, "entries": HEAD}, 1e-5),
+        ({"feasible_set": "box", "radius": 0.3}, {"width": 0.3}, 1e-5),
+        ({"constraint": f"{__name__}:Scaled"}, {"scale": SCALE}, 1e-5),
         # Differences of float32 losses are multiplied by d / 2 zeta.
         ({"bandit_radius": 0.1, "saddle_step": 0.01}, {"zeta": 0.1, "eta": 0.01}, 1e-3),
     ],
-    ids=["all", "head", "top-k", "top-k of the head", "bandit"],
+    ids=["all", "head", "top-k", "top-k of the head", "box", "constraint", "bandit"],
 )
 def test_nodes_equal_a_loop_in_numpy(given, expected, tolerance):
     # The first round only sends the initial models.
@@ -161,6 +193,30 @@ def test_nodes_equal_a_loop_in_numpy(given, expected, tolerance):
     assert max(duals) > 0, "no constraint was ever at work"
     assert np.abs(raw - initial()).max() > 0.01
     assert rows[-1]["iterations"] == 25
+
+
+def test_bounds_of_edges_equal_numpy_and_must_fit_the_graph(tmp_path):
+    file = tmp_path / "bounds"
+    lines = [f"{j} {i} {bound}" for (i, j), bound in BOUNDS.items()]
+    file.write_text("# node node bound\n" + "\n".join(lines))
+    states, _ = run(11, constraint_bound=str(file))
+    raw, _, duals = plain(10, bounds=BOUNDS)
+    values = [
+        np.concatenate([state[name] for state in states]) for name in ("raw", "duals")
+    ]
+    for found, expected in zip(values, (raw, duals), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    for text in (
+        "0 2 1",
+        "\n".join(lines[1:]),
+        "0 1",
+        "0 1 x",
+        "\n".join([*lines, "1 0 -1"]),
+    ):
+        file.write_text(text)
+        with pytest.raises(SettingsError) as error:
+            run(1, constraint_bound=str(file))
+        assert "bound" in str(error.value), text
 
 
 def test_nodes_are_tested_with_their_models_and_task_metrics():

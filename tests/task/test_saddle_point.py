@@ -14,6 +14,7 @@ from flwr_frl.task.saddle_point import (
     Proximity,
     SaddlePoint,
     State,
+    nearest,
     theory_constant,
     theory_regularizer,
 )
@@ -36,6 +37,15 @@ def two_nodes(**settings):
 
 def column(*entries):
     return np.array(entries, float)[:, None]
+
+
+def test_points_nearest_to_a_simplex_and_a_box():
+    points = np.array([[0.2, 0.3, 0.1], [5, 0, -1], [-3, -4, -3.5], [1, 1, 0.4]])
+    # The shift theta of max(0, x - theta) by hand, for a sum of 1.
+    thetas = np.array([-0.4 / 3, 4, -3.75, 0.5])
+    expected = np.maximum(points - thetas[:, None], 0)
+    assert_allclose(nearest(points, "simplex", 1.0), expected, atol=1e-12)
+    assert_allclose(nearest(points, "box", 2.0), np.clip(points, -2, 2))
 
 
 # Hand-computed iterations
