@@ -20,7 +20,9 @@ from flwr_frl.clients.feddbe import FedDBEClient as FedDBEClient
 from flwr_frl.clients.feddpa import FedDPAClient as FedDPAClient
 from flwr_frl.clients.feddyn import FedDynClient as FedDynClient
 from flwr_frl.clients.fedfomo import FedFomoClient as FedFomoClient
+from flwr_frl.clients.fedlc import FedLCClient as FedLCClient
 from flwr_frl.clients.fednova import FedNovaClient as FedNovaClient
+from flwr_frl.clients.fedntd import FedNTDClient as FedNTDClient
 from flwr_frl.clients.fedpac import FedPACClient as FedPACClient
 from flwr_frl.clients.fedper import FedPerClient as FedPerClient
 from flwr_frl.clients.fedproto import FedProtoClient as FedProtoClient

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client, linear_head, needs_classes
 from flwr_frl.clients.device.groups import HEAD, Tensors, under, within
+from flwr_frl.clients.device.training import class_counts, for_each_class
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training.local_training import train
 from flwr_frl.task.types import Loss
@@ -43,8 +44,7 @@ class TwoHeads(nn.Module):
         """Return both outputs."""
         generic = self.generic(features)
         personal = generic.detach() + self.personal(features.detach())
-        # The outputs of a sequence have shape (n, classes, time).
-        counts = self.log_counts.reshape(-1, *[1] * (generic.ndim - 2))
+        counts = for_each_class(self.log_counts, generic)
         return torch.stack([generic + counts, personal], 1)
 
 
@@ -92,9 +92,7 @@ class FedRoDClient(Client, requires=(needs_classes, linear_head("FedRoD"))):
 
     def log_counts(self, head: nn.Linear) -> Tensor:
         """Return log N_c; −∞ for a class without examples."""
-        targets = self.task.train_examples(self._index).targets
-        # Cross-entropy ignores negative targets.
-        counts = torch.bincount(targets[targets >= 0], minlength=head.out_features)
+        counts = class_counts(self, head.out_features)
         return counts.to(head.weight.dtype).log().to(head.weight.device)
 
     def deployed_model(self) -> SplitModel:

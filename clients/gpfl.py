@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy, linear, normalize, relu
 
 from flwr_frl.clients.base import Client, Update, linear_head, needs_classes
 from flwr_frl.clients.device.groups import HEAD, REPRESENTATION, Tensors, under, within
-from flwr_frl.clients.device.training import minimise
+from flwr_frl.clients.device.training import class_counts, minimise
 from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import IGNORED
@@ -166,8 +166,7 @@ class GPFLClient(Client, requires=(needs_classes, linear_head("GPFL"))):
         Without examples, return the saved shares, or equal shares if none are saved.
         """
         classes = self.model.linear_head("GPFL").out_features
-        targets = self.task.train_examples(self._index).targets.flatten()
-        counts = torch.bincount(targets[targets >= 0], minlength=classes).float()
+        counts = class_counts(self, classes).float()
         if not counts.any():
             saved = self.saved[f"{SHARES}value"]
             return saved if saved.any() else torch.full_like(saved, 1 / classes)

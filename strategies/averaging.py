@@ -166,6 +166,16 @@ class MOON(Strategy, client="flwr_frl.clients.moon:MOONClient"):
     """Algorithm 1: average the models; clients add the contrastive loss."""
 
 
+# FedLC (Zhang et al., ICML 2022)
+class FedLC(Strategy, client="flwr_frl.clients.fedlc:FedLCClient"):
+    """Average the models; clients train calibrated logits."""
+
+
+# FedNTD (Lee et al., NeurIPS 2022)
+class FedNTD(Strategy, client="flwr_frl.clients.fedntd:FedNTDClient"):
+    """Average the models; clients distil the received one's not-true classes."""
+
+
 # GPFL (Zhang et al., ICCV 2023)
 class GPFL(Strategy, client="flwr_frl.clients.gpfl:GPFLClient"):
     """Average representations, category embeddings and valves; heads stay personal."""

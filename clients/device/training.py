@@ -81,6 +81,21 @@ def labelled_features(client: Client) -> tuple[Tensor, Tensor]:
     return features[targets >= 0], targets[targets >= 0]
 
 
+def class_counts(client: Client, classes: int) -> Tensor:
+    """Return the client's number of training examples of each class."""
+    targets = client.task.train_examples(client._index).targets
+    # Cross-entropy ignores negative targets.
+    return torch.bincount(targets[targets >= 0], minlength=classes)
+
+
+def for_each_class(values: Tensor, outputs: Tensor) -> Tensor:
+    """Return a value of each class in a shape that can be added to outputs.
+
+    The outputs of a sequence have shape (n, classes, time).
+    """
+    return values.reshape(-1, *[1] * (outputs.ndim - 2))
+
+
 def class_means(
     features: Tensor, targets: Tensor, classes: int
 ) -> tuple[Tensor, Tensor]:

@@ -29,6 +29,8 @@ _TABLE = {
     "fedrod": ("averaging:FedRoD", "FedRoD (Chen & Chao, ICLR 2022)"),
     "fedcp": ("averaging:FedCP", "FedCP (Zhang et al., KDD 2023)"),
     "moon": ("averaging:MOON", "MOON (Li et al., CVPR 2021)"),
+    "fedlc": ("averaging:FedLC", "FedLC (Zhang et al., ICML 2022)"),
+    "fedntd": ("averaging:FedNTD", "FedNTD (Lee et al., NeurIPS 2022)"),
     "feddyn": ("feddyn:FedDyn", "FedDyn (Acar et al., ICLR 2021)"),
     "fedpac": ("fedpac:FedPAC", "FedPAC (Xu et al., ICLR 2023)"),
     "fedas": ("fedas:FedAS", "FedAS (Yang et al., CVPR 2024)"),

@@ -102,6 +102,8 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "l2gd-lambda": (-0.1,),
         "weighting": ("examples",),
     },
+    "fedlc": {"fedlc-tau": (0.0,)},
+    "fedntd": {"ntd-beta": (-1.0,), "ntd-temperature": (0.0,)},
     "moon": {"moon-mu": (-1.0,), "moon-temperature": (0.0,)},
     "pfedfda": {"pfedfda-beta": ("half",), "pfedfda-ridge": (-1.0,)},
     "pfedhn": {
@@ -178,8 +180,10 @@ CASES = [
     ("dpsgd", {"task": "multi-task-logistic"}, "settings"),
     ("representation-transfer", {"task": "qcqp"}, "settings"),
     ("flute", {"task": "transfer"}, "no-classes"),
-    *((name, {"task": "linear"}, "no-classes") for name in ("flute-star", "fedproto")),
-    ("knn-per", {"task": "linear"}, "no-classes"),
+    *(
+        (name, {"task": "linear"}, "no-classes")
+        for name in ("flute-star", "fedproto", "knn-per", "fedlc", "fedntd")
+    ),
     *(
         (name, {"head-layers": 2}, "head-not-linear")
         for name in ("fedproto", "fedpac", "fedas", "flute", "gpfl", "pfedfda")

@@ -14,20 +14,14 @@ from softmax_runs import (
     draw,
     matrix,
     run,
+    scores_of,
+    slope,
     start,
 )
 from torch import nn
 
 from flwr_frl.clients.fedrod import BothLosses, TwoHeads
 from flwr_frl.task.tasks.text import PositionwiseLinear
-
-
-def slope_of(scores, i):
-    """Return the gradient of client i's mean cross-entropy in θ at the given scores."""
-    x, y = draw(i)
-    x = np.column_stack([x, np.ones(len(x))])
-    shares = np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
-    return (shares - np.eye(CLASSES)[y]).T @ x / len(y)
 
 
 def numpy_fedrod(found):
@@ -38,14 +32,12 @@ def numpy_fedrod(found):
     for clients in found.trained:
         models, personal = [], list(personal)
         for i in clients:
-            x, y = draw(i)
-            x = np.column_stack([x, np.ones(len(x))])
-            counts = np.bincount(y, minlength=CLASSES)
+            counts = np.bincount(draw(i)[1], minlength=CLASSES)
             generic, p, velocity_g, velocity_p = g, personal[i], 0.0, 0.0
             for _ in range(STEPS):
                 # The balanced loss is the softmax of g_c + log N_c.
-                balanced = slope_of(x @ generic.T + np.log(counts), i)
-                summed = slope_of(x @ (generic + p).T, i)
+                balanced = slope(scores_of(generic, i) + np.log(counts), i)
+                summed = slope(scores_of(generic + p, i), i)
                 velocity_g = momentum * velocity_g + balanced
                 velocity_g = velocity_g + decay * generic * only_weights
                 velocity_p = momentum * velocity_p + summed + decay * p * only_weights

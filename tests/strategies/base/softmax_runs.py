@@ -110,11 +110,29 @@ def doubles(num_clients: int) -> ExampleTask:
 
 def gradient(theta: Matrix, i: int, decay: float = 0.0) -> Matrix:
     """Return ∇f_i(θ) of the mean cross-entropy, with decay of the weights only."""
+    only_weights = [1.0] * DIMENSION + [0.0]
+    return slope(scores_of(theta, i), i) + decay * theta * only_weights
+
+
+def scores_of(theta: Matrix, i: int) -> Matrix:
+    """Return the scores of client i's training examples, of shape (n, CLASSES)."""
+    x, _ = draw(i)
+    return np.column_stack([x, np.ones(len(x))]) @ theta.T
+
+
+def shares_of(scores: Matrix) -> Matrix:
+    """Return the softmax of each row."""
+    return np.exp(scores) / np.exp(scores).sum(1, keepdims=True)
+
+
+def slope(scores: Matrix, i: int, extra: Matrix | float = 0.0) -> Matrix:
+    """Return the gradient in θ of client i's mean cross-entropy at the given scores.
+
+    ``extra`` is the gradient of another loss of each example in the scores.
+    """
     x, y = draw(i)
-    x = np.column_stack([x, np.ones(len(x))])
-    scores = np.exp(x @ theta.T)
-    slope = scores / scores.sum(1, keepdims=True) - np.eye(CLASSES)[y]
-    return slope.T @ x / len(y) + decay * theta * ([1.0] * DIMENSION + [0.0])
+    by_score = shares_of(scores) - np.eye(CLASSES)[y] + extra
+    return by_score.T @ np.column_stack([x, np.ones(len(x))]) / len(y)
 
 
 def loss_of(theta: Matrix, i: int, test: bool = True) -> float:
