@@ -69,6 +69,8 @@ class App(ClientApp):
         config = check_config(message.content.get(keys.CONFIG, ConfigRecord()))
         # Only flwr-frl's ServerApp sends the name of the run.
         setup = client_setup(context, self.run_config, keys.RUN in config)
+        if keys.COLUMNS in config:
+            setup = setup._replace(columns=tuple(cast(Any, config[keys.COLUMNS])))
         # Reading the number takes less time than setting it again.
         if torch.get_num_threads() != setup.device.torch_threads:
             torch.set_num_threads(setup.device.torch_threads)

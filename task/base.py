@@ -53,6 +53,9 @@ class BaseTask(ABC):
     overlap: int = 0
     # Names of the clients in order, if the data is split over named clients.
     client_names: tuple[str, ...] = ()
+    # Numbers, means and deviations of the columns of a device's table, if those of all
+    # devices together scale its inputs.
+    column_statistics: Sequence[float] = ()
     # Remarks on how the task was set up, for the user.
     notes: tuple[str, ...] = ()
     metrics: Mapping[str, Metric] = MappingProxyType({})

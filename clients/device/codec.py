@@ -44,6 +44,7 @@ TYPES: dict[str, Any] = {
     keys.PROXIMAL_WEIGHT: Weight,
     keys.EXCHANGED_ROUND: Round,
     keys.COINS: Round,
+    keys.COLUMNS: list[float],
     "consensus-step": Share,
     "neighbour-weight": Share,
     "node": Round,

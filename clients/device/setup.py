@@ -192,6 +192,8 @@ class Setup(NamedTuple):
         Its partition of the data; 0 for a device, whose task contains all of its data.
     num_clients : int
         Number of partitions; 0 for a device.
+    columns : tuple of float
+        Statistics of the columns of all devices' tables, from the message's config.
     """
 
     kind: type[Client]
@@ -203,6 +205,7 @@ class Setup(NamedTuple):
     name: str = ""
     partition: int = 0
     num_clients: int = 0
+    columns: tuple[float, ...] = ()
 
     def in_round(self, settings: Any, config: Mapping[str, Any]) -> Any:
         """Return a client's settings with the learning rate of a message's round."""
@@ -234,7 +237,8 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     """
     server_round = config.get(keys.SERVER_ROUND, 0)
     devices.seed(torch_seed(setup.name, int(setup.run["seed"]), server_round))
-    index, task = setup.partition, built_task(setup.task, setup.num_clients)
+    index = setup.partition
+    task = built_task(setup.task, setup.num_clients, setup.columns)
     # Only for simulated clients, as a device's data may grow.
     if "partition-id" in context.node_config:
         check_examples(task, index, config.get(keys.EXAMPLES))
@@ -259,7 +263,7 @@ def personal_state(
     directory, about = None, dict[str, str]()
     if setup.states or "state-dir" in context.node_config:
         directory = directory_of(context, setup, config)
-        task = built_task(setup.task, setup.num_clients)
+        task = built_task(setup.task, setup.num_clients, setup.columns)
         about = about_state(task, setup.partition, setup.kind)
     rounds = config.get(keys.ACKNOWLEDGED_ROUND), config.get(keys.CHECKPOINT_ROUND, 0)
     run = str(config.get(keys.RUN, context.run_id))
@@ -312,6 +316,10 @@ def properties_of(context: Context, setup: Setup, config: Config) -> Config:
     ConfigRecord(cast(dict[str, ConfigRecordValues], properties))
     if "partition-id" in context.node_config:
         return properties | simulated_properties(client.task, setup)
+    if client.task.column_statistics:
+        allowed = "client or none with dp-noise: its sums have no noise"
+        require(not setup.device.dp_noise, "standardize", "global", allowed)
+        properties[keys.COLUMNS] = cast(Any, [*client.task.column_statistics])
     # A device handles each message in a new process, so notes are logged here only.
     for note in getattr(client.task, "notes", ()):
         log(WARNING, "%s", note)

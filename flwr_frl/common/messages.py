@@ -96,6 +96,9 @@ REGISTERED_NAME = "registered-name"
 HELD_CLASSES = "held-classes"
 CLASS_COUNTS = "class-counts"
 NEWCOMER = "newcomer"
+# Devices with a table: number, mean and deviation of each column in the training data;
+# in the config of a message, those of all devices together.
+COLUMNS = "column-statistics"
 # Shape of the images, for clients of image tasks.
 INPUTS = ("channels", "height", "width")
 # Flower's error for an app without a query handler, such as its templates.

@@ -131,6 +131,8 @@ class Values(BaseModel):
     # Digests of the class names, and of the frozen part of the shared groups.
     classes: str = ""
     model: dict[str, Any] = {}
+    # Statistics of the columns of all devices' tables
+    columns: list[float] = []
 
     def name_of(self, client: str) -> str:
         """Return the name of a simulated client that may be named by its folder.
@@ -320,7 +322,7 @@ class TrainedRun:
         index = int(client) if SIMULATED.fullmatch(client) else 0
         allowed = f"one of 000000 to {count - 1:06d}"
         require(index < max(count, 1), "client-name", client, allowed)
-        task = build_task(settings, count)
+        task = build_task(settings, count, tuple(self.values.columns))
         classes = tuple(map(str, task.classes))
         names = (*self.arrays, *(name.rpartition("/")[2] for name in self.heads))
         shares_head = any(name.startswith(HEAD) for name in names)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
@@ -142,6 +143,8 @@ class Clients:
         self.run_token = ""
         self.acknowledged: dict[str, int] = {}
         self.counted = self.checkpointed = 0
+        # Statistics of the columns of all devices' tables, if devices report them.
+        self._columns: list[float] = []
         # Fingerprint of each simulated client's examples at its first message.
         self._examples: dict[str, str] = {}
         # `acknowledged` in the last checkpoint.
@@ -185,6 +188,10 @@ class Clients:
             self._ask(asked, grid)
         if asked or taking_part is None:
             taking_part = self._admitted(grid, nodes)
+            every = [self.known[node].properties for node in taking_part]
+            reported = [each[keys.COLUMNS] for each in every if keys.COLUMNS in each]
+            if reported and not self._columns:
+                self._columns = pooled(reported)
             # Until the model is settled, votes and `refusal_of` may change.
             self._last = nodes, taking_part if self._settled else None
         return list(taking_part)
@@ -295,7 +302,7 @@ class Clients:
         return is_new
 
     def _query(
-        self, node: int, config: Mapping[str, str], kind: str = MessageType.QUERY
+        self, node: int, config: Mapping[str, Any], kind: str = MessageType.QUERY
     ) -> Message:
         """Return a query to a node; empty values of the config are left out."""
         about = {**config, keys.REGISTERED_NAME: self.registered.get(node, "")}
@@ -370,7 +377,8 @@ class Clients:
         timeout = self.round_timeout if action == keys.STATISTICS else QUERY_TIMEOUT
         names = several([self.label_of(node) for node in nodes])
         log(INFO, "waiting for %s to send their %s", names, action)
-        messages = [self._query(node, {}, kind) for node in nodes]
+        config = {keys.COLUMNS: self._columns}
+        messages = [self._query(node, config, kind) for node in nodes]
         answers, silent = [], set(nodes)
         for reply in grid.send_and_receive(messages, timeout=timeout):
             node = reply.metadata.src_node_id
@@ -422,12 +430,12 @@ class Clients:
 
     # Rounds that have counted.
 
-    def config(self, node: int, server_round: int) -> dict[str, int | str]:
+    def config(self, node: int, server_round: int) -> dict[str, Any]:
         """Return the entries about the run in the config of a node's client.
 
         They are the run's token, the client's last round that has counted, the round
-        to which a resume would return, the first fingerprint of its examples, and the
-        node's registered name.
+        to which a resume would return, the first fingerprint of its examples, the
+        node's registered name, and the statistics of all devices' columns.
         """
         row, checkpointed = self._rows.get(node), self.checkpointed
         name = row.name if row else str(node)
@@ -438,7 +446,7 @@ class Clients:
         # checkpoint relies on an earlier state of this client.
         if name in self._delayed:
             checkpointed = self._saved.get(name, 0)
-        config: dict[str, int | str] = {
+        config: dict[str, Any] = {
             keys.ACKNOWLEDGED_ROUND: self.acknowledged.get(name, 0),
             keys.CHECKPOINT_ROUND: checkpointed,
         }
@@ -446,6 +454,8 @@ class Clients:
             config[keys.REGISTERED_NAME] = self.registered[node]
         if self.run_token:
             config[keys.RUN] = self.run_token
+        if self._columns:
+            config[keys.COLUMNS] = self._columns
         if row and isinstance(examples := row.properties.get(keys.EXAMPLES), str):
             config[keys.EXAMPLES] = self._examples.setdefault(name, examples)
         return config
@@ -486,6 +496,7 @@ class Clients:
             keys.EXAMPLES: self._examples,
             "keys": self.keys,
             "labels": self._labels,
+            "columns": self._columns,
             "classes": str(self._model.get(keys.CLASSES_DIGEST, "")),
             "model": self._model if self._settled else {},
         }
@@ -496,8 +507,28 @@ class Clients:
         self.run_token = str(values["run"])
         self._examples = dict(values.get(keys.EXAMPLES, {}))
         self.keys = {name: str(key) for name, key in values.get("keys", {}).items()}
+        self._columns = list(values.get("columns", []))
         self._model = dict(values.get("model", {}))
         self._settled = bool(self._model)
+
+
+def pooled(reported: list[Any]) -> list[float]:
+    """Return numbers, means and deviations of the columns of all devices.
+
+    These are exact up to rounding. Lists of an unusual length are left out.
+    """
+    valid = [r for r in reported if isinstance(r, list) and len(r) % 3 == 0]
+    valid = [r for r in valid if set(map(type, r)) == {float}]
+    if not valid:
+        return []
+    usual = Counter(map(len, valid)).most_common(1)[0][0]
+    parts = np.array([r for r in valid if len(r) == usual]).reshape(-1, 3, usual // 3)
+    count, mean, std = parts.swapaxes(0, 1)
+    count, std = np.maximum(count, 0), np.maximum(std, 0)
+    weight = count / np.maximum(count.sum(0), 1)
+    of_all = (weight * mean).sum(0)
+    spread = (weight * (std**2 + (mean - of_all) ** 2)).sum(0)
+    return [*count.sum(0).tolist(), *of_all.tolist(), *np.sqrt(spread).tolist()]
 
 
 def vote(reported: list[Mapping[str, Any]]) -> dict[str, Any]:

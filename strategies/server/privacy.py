@@ -18,7 +18,7 @@ from flwr.app import ArrayRecord
 from flwr.common import log
 
 from flwr_frl.common.files import ACCOUNT_FILE, PRIVATE, write_atomically
-from flwr_frl.common.messages import INCOMPATIBLE_WITH_NOISE
+from flwr_frl.common.messages import COLUMNS, INCOMPATIBLE_WITH_NOISE
 from flwr_frl.common.settings import SettingsError, need, require
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server.aggregation import Sent, norm
@@ -111,6 +111,8 @@ class ClientPrivacy:
         """Raise `SettingsError` if a client reports that noise cannot be added."""
         what = one_line(properties.get(INCOMPATIBLE_WITH_NOISE, ""))
         require(not what, "server-dp-noise", self.noise, f"0 with a model with {what}")
+        allowed = "client or none with server-dp-noise: its sums have no noise"
+        require(COLUMNS not in properties, "standardize", "global", allowed)
 
     def spent(self) -> dict[str, float]:
         """Return ``epsilon`` so far, at ``delta``."""

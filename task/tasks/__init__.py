@@ -80,7 +80,9 @@ def task_maker(name: str) -> Callable[..., Task]:
     return TASKS[name]
 
 
-def build_task(settings: Settings, num_clients: int) -> Task:
+def build_task(
+    settings: Settings, num_clients: int, statistics: tuple[float, ...] = ()
+) -> Task:
     """Return the task for some settings; equal settings give the same object.
 
     Parameters
@@ -90,6 +92,8 @@ def build_task(settings: Settings, num_clients: int) -> Task:
         `EvaluationSettings`. Others are ignored.
     num_clients : int
         Number of clients that share the data; 0 gives all of it to client 0.
+    statistics : tuple of float, default ()
+        Statistics of the columns of all devices' tables (`BaseTask.column_statistics`).
 
     Returns
     -------
@@ -101,7 +105,7 @@ def build_task(settings: Settings, num_clients: int) -> Task:
     SettingsError
         If a setting is unknown or invalid.
     """
-    return built_task(task_key(settings), num_clients)
+    return built_task(task_key(settings), num_clients, statistics)
 
 
 def task_key(settings: Settings) -> TaskKey:
@@ -136,12 +140,15 @@ def model_settings(name: str) -> frozenset[str]:
 
 
 @run_cache(maxsize=TASKS_AT_A_TIME)
-def built_task(key: TaskKey, num_clients: int) -> Task:
+def built_task(
+    key: TaskKey, num_clients: int, statistics: tuple[float, ...] = ()
+) -> Task:
     """Return the task of a `task_key`; see `build_task`."""
     name, settings = key
     maker, arguments = task_maker(name), dict[str, Any]()
-    if "num_clients" in inspect.signature(maker).parameters:
-        arguments["num_clients"] = num_clients
+    ours = {"num_clients": num_clients, "column_statistics": statistics}
+    for argument in inspect.signature(maker).parameters.keys() & ours.keys():
+        arguments[argument] = ours[argument]
     evaluation = build(EvaluationSettings, dict(settings))
     # A custom task may split its data at random, which all processes must do alike.
     with seeded(evaluation.seed):

@@ -476,9 +476,11 @@ class FromLinearTable(FromTable):
 
     _settings_type: ClassVar[type] = LinearTableSettings
 
-    def __call__(self, settings: Any, num_clients: int) -> Any:
+    def __call__(
+        self, settings: Any, num_clients: int, column_statistics: Sequence[float] = ()
+    ) -> Any:
         """Return the task; with 0 clients, client 0 has the whole table."""
-        table = super().__call__(settings, num_clients)
+        table = super().__call__(settings, num_clients, column_statistics)
         is_number = isinstance(table, TableTask) and not table.classes
         is_number = is_number and len(table.shape) == 1
         allowed = 'number for linear regression: set label-type="number", and no window'
@@ -487,7 +489,8 @@ class FromLinearTable(FromTable):
         train = [_with_ones(table.train_examples(i)) for i in clients]
         test = [_with_ones(table.test_examples(i)) for i in clients]
         task = LinearData(train, test, settings.rank, settings.seed)
-        task.client_names, task.notes = table.client_names, table.notes
+        for name in ("client_names", "notes", "column_statistics"):
+            setattr(task, name, getattr(table, name))
         return task
 
     def defaults(self, settings: Any) -> dict[str, Any]:

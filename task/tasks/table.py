@@ -1,6 +1,6 @@
 """Learning from a table: classes or numbers, of single rows or of windows in time."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -42,8 +42,9 @@ class TableSettings(ImageSettings, ColumnSettings):
     standardize : {"global", "client", "none"}, default "global"
         Whether the columns of numbers, and labels that are numbers, are shifted and
         scaled to mean 0 and standard deviation 1 in the training data of all clients,
-        or of each client. A device knows its own data only, so that ``global`` has the
-        effect of ``client`` there. Not ``global`` with ``secure-aggregation``.
+        or of each client. With ``global``, devices send the number, mean and deviation
+        of each column, so it is refused with ``secure-aggregation`` and with noise for
+        privacy.
     secure_aggregation : bool, default False
         Whether the server sees sums only.
     """
@@ -55,7 +56,7 @@ class TableSettings(ImageSettings, ColumnSettings):
     def check_settings(settings: "TableSettings") -> None:
         """Raise `SettingsError` if data leave a client that shares sums only."""
         valid = not settings.secure_aggregation or settings.standardize != "global"
-        allowed = "client or none with secure-aggregation"
+        allowed = "client or none with secure-aggregation: its sums are not secure"
         require(valid, "standardize", settings.standardize, allowed)
 
 
@@ -85,22 +86,23 @@ class Scaling:
 
         If it is not applied, it only replaces missing numbers.
         """
-        axes, column = (0, *range(2, inputs.ndim)), (-1, *[1] * (inputs.ndim - 2))
-        known = np.isfinite(inputs)
-        count = np.maximum(known.sum(axes), 1)
-        mean = np.where(known, inputs, 0).sum(axes, np.float64) / count
+        _, mean, std = column_statistics(inputs)
         if not is_applied:
             return cls((*mean.tolist(),))
-        centred = np.where(known, inputs - mean.reshape(column), 0)
-        std = np.sqrt((centred**2).sum(axes) / count)
+        if labels is None:
+            return cls.from_statistics(mean, std)
+        label = float(labels.mean(dtype=np.float64)), float(labels.std())
+        return cls.from_statistics(mean, std, *label)
+
+    @classmethod
+    def from_statistics(
+        cls, mean: Array, std: Array, label_mean: float = 0.0, label_std: float = 1.0
+    ) -> Self:
+        """Return the scaling for means and standard deviations."""
         varies = std > CONSTANT * np.abs(mean)
         factor = np.where(varies, 1 / np.where(varies, std, 1), 0)
         both = (*mean.tolist(),), (*factor.tolist(),)
-        if labels is None:
-            return cls(*both)
-        return cls(
-            *both, float(labels.mean(dtype=np.float64)), float(labels.std()) or 1
-        )
+        return cls(*both, label_mean, label_std or 1.0)
 
     def inputs(self, values: Array) -> Tensor:
         """Return scaled inputs, float32; missing ones become the mean."""
@@ -115,6 +117,20 @@ class Scaling:
         """Return scaled labels, float32 of shape (n, 1)."""
         scaled = (values[:, None] - self.label_mean) / self.label_std
         return torch.from_numpy(scaled.astype(np.float32))
+
+
+def column_statistics(values: Array) -> tuple[Array, Array, Array]:
+    """Return numbers, means and standard deviations of the columns' finite cells.
+
+    ``values`` has the shape (n, width) or (n, width, time).
+    """
+    axes, column = (0, *range(2, values.ndim)), (-1, *[1] * (values.ndim - 2))
+    known = np.isfinite(values)
+    number = known.sum(axes)
+    count = np.maximum(number, 1)
+    mean = np.where(known, values, 0).sum(axes, np.float64) / count
+    centred = np.where(known, values - mean.reshape(column), 0)
+    return number, mean, np.sqrt((centred**2).sum(axes) / count)
 
 
 def r2(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -142,6 +158,8 @@ class TableTask(PartitionedTask):
         The table.
     scaling : Scaling, optional
         The scaling of all clients; by default that of the training data.
+    statistics : sequence of float, default ()
+        The `column_statistics` of all devices together.
     client : str, default ""
         Name of the only client whose rows `rows` reads; "" reads all.
     """
@@ -153,6 +171,7 @@ class TableTask(PartitionedTask):
         dataset: Dataset,
         scaling: Scaling | None = None,
         client: str = "",
+        statistics: Sequence[float] = (),
     ) -> None:
         super().__init__(settings, num_clients, dataset)
         usual = WINDOW_MODEL if len(self.shape) == 2 else ROW_MODEL
@@ -165,11 +184,16 @@ class TableTask(PartitionedTask):
             self.head_layers = 1
         self.columns = dataset.columns
         self.client = client
-        if settings.standardize == "global" and not num_clients and not scaling:
-            self.notes += (
-                'standardize="global" has the effect of "client": a device knows the '
-                "statistics of its own data only",
-            )
+        if statistics:
+            width = self.shape[0] + (not self.classes)
+            what, allowed = "the number of column statistics", f"{3 * width}"
+            require(len(statistics) == 3 * width, what, len(statistics), allowed)
+            _, mean, std = np.reshape(statistics, (3, width))
+            label = () if self.classes else (float(mean[-1]), float(std[-1]))
+            n = self.shape[0]
+            scaling = Scaling.from_statistics(mean[:n], std[:n], *label)
+        elif settings.standardize == "global" and not num_clients and not scaling:
+            self.column_statistics = self._statistics()
         if len(self.shape) == 2:
             # Windows of a series follow each other.
             self.overlap = -(-self.shape[1] // (settings.stride or self.shape[1])) - 1
@@ -202,6 +226,14 @@ class TableTask(PartitionedTask):
         rows: Any = self.train[client] if standardize == "client" else slice(None)
         labels = None if self.classes else part.labels[rows]
         return Scaling.of(part.images[rows], labels, standardize != "none")
+
+    def _statistics(self) -> list[float]:
+        """Return the statistics of the inputs, and of labels that are numbers."""
+        part = self.dataset.train
+        tables = [part.images, *([] if self.classes else [part.labels[:, None]])]
+        arrays = [np.stack(column_statistics(table)) for table in tables]
+        values: list[float] = np.concatenate(arrays, axis=1).ravel().tolist()
+        return values
 
     def _select(self, client: int, training: bool) -> ExampleSet:
         part = self.dataset.train if training else self.dataset.test
@@ -255,13 +287,18 @@ class FromTable:
 
     _settings_type: ClassVar[type] = TableSettings
 
-    def __call__(self, settings: TableSettings, num_clients: int) -> PartitionedTask:
+    def __call__(
+        self,
+        settings: TableSettings,
+        num_clients: int,
+        column_statistics: Sequence[float] = (),
+    ) -> PartitionedTask:
         """Return the task; with 0 clients, client 0 has the whole data set."""
         dataset = self._dataset(settings, not num_clients)
         if dataset.train.images.ndim == 4:
             # The defaults of image folders apply.
             return ImageTask("image-folder", settings, num_clients, dataset)
-        return TableTask(settings, num_clients, dataset)
+        return TableTask(settings, num_clients, dataset, statistics=column_statistics)
 
     def _dataset(self, settings: TableSettings, alone: bool) -> Dataset:
         return load(*table_files(self.name, settings, alone), settings)

@@ -39,6 +39,7 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
         table = draw(i, seed=0, readings=60, noise=0.05)
         path = home / "data" / name / "readings.csv"
         np.savetxt(path, table, delimiter=",", fmt="%.18g")
+        write_tables(home, name, table)
     federation = Federation(home, NAMES)
     try:
         federation.start_superlink()
@@ -47,6 +48,19 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     finally:
         federation.close()
         sys.path.remove(str(GUEST))
+
+
+def write_tables(home: Path, name: str, table: np.ndarray) -> None:
+    """Write a device's table, and add its rows to the table of all."""
+    places = home / "data" / name / "table", home / "all" / "table"
+    header = ",".join(["device", *map(str, range(table.shape[1] - 1)), "label"])
+    for place in places:
+        place.mkdir(parents=True, exist_ok=True)
+        for part, rows in (("train", table[15:]), ("test", table[:15])):
+            file = place / f"{part}.csv"
+            lines = [",".join([name, *map(repr, row)]) for row in rows.tolist()]
+            before = file.read_text() if file.exists() else header
+            file.write_text("\n".join([before, *lines]))
 
 
 @pytest.fixture
@@ -187,6 +201,34 @@ def test_devices_match_the_simulation_and_intruders_receive_nothing(
         fleet.kill(name)
     listed = fleet.flwr("supernode", "list", "test")
     assert listed.lower().count("online") == len(NAMES), listed
+
+
+# A table, whose columns are scaled by the statistics of all devices
+
+OF_TABLE = (
+    'data-subset="table" label-column="label" client-column="device" num-clients=3 '
+    "fraction-train=1.0 num-server-rounds=2 max-gradient-norm=1.0"
+)
+
+
+@pytest.mark.e2e
+def test_tables_of_devices_have_the_numbers_of_the_simulation(
+    fleet: Federation, tmp_path: Path
+) -> None:
+    home, output = fleet.home, tmp_path / "deployed"
+    waits = f'min-available-nodes=3 output="{output}"'
+    config = f'algorithm="fedrep" task="table" {OF_TABLE} {waits}'
+    log = fleet.run(project(), config, 600)
+    arguments = ["fedrep", "--task", "table", "--data-dir", str(home / "all")]
+    assert run(tmp_path / "inline", *arguments, "--run-config", OF_TABLE) == 0
+    rows = read_lines(output / "fedrep" / "metrics.jsonl")
+    expected = rows_of(tmp_path / "inline", "fedrep")
+    assert len(rows) == 2, log
+    for ours, theirs in zip(rows, expected, strict=True):
+        for name in ("train-loss", "loss", "r2"):
+            assert ours[name] == pytest.approx(theirs[name], rel=1e-5), log
+    log = fleet.run(project(), f"{config} secure-aggregation=true", 600)
+    assert "standardize is 'global'; expected client or none with" in log
 
 
 # A third-party algorithm and task
