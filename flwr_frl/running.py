@@ -57,6 +57,7 @@ from flwr_frl.task.base import Task
 from flwr_frl.task.devices import find
 from flwr_frl.task.models.adapters import AdapterSettings
 from flwr_frl.task.tasks import task_defaults
+from flwr_frl.task.training import captured
 
 __all__ = ["Run", "Runs", "simulate"]
 
@@ -242,7 +243,10 @@ def run(algorithm: str, settings: Settings, backend: str) -> dict[str, Any]:
     def keep_clients(run_token: str, acknowledged: Mapping[str, int]) -> bool:
         return keep(grid.contexts_with_state(), choice, run_token, acknowledged)
 
-    return server_app.serve(grid, choice, keep_clients)
+    try:
+        return server_app.serve(grid, choice, keep_clients)
+    finally:
+        captured.forget()
 
 
 def output_of(given: Settings) -> str:

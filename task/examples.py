@@ -390,8 +390,8 @@ def cropped(images: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
     """
     n, height, width, _ = images.shape
     padded = torch.nn.functional.pad(images, (0, 0, *(PADDING,) * 4))
-    rows = top + torch.arange(height)
-    across = torch.arange(width)
+    rows = top + torch.arange(height, device=top.device)
+    across = torch.arange(width, device=top.device)
     columns = left + torch.where(flip, across.flip(0), across)
     index = torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]
     return padded[tuple(i.to(images.device) for i in index)]

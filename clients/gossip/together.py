@@ -281,12 +281,12 @@ class Nodes:
             by_size.setdefault((size, i // most), []).append(i)
         groups = list[Group]()
         for (size, _), members in by_size.items():
-            rows = order[starts[members] + torch.arange(size)].flatten(1)
-            taken = self.pool.take(torch.tensor(members), rows)
-            stacks = (torch.unflatten(each, 1, (-1, size)).unbind(1) for each in taken)
-            batches = list(zip(*stacks, strict=True))
+            rows = order[starts[members] + torch.arange(size)].transpose(0, 1)
+            place = torch.tensor(members)
+            taken = self.pool.take(place, rows.to(self.pool.device))
             everyone = len(members) == len(sizes)
-            groups.append((slice(None) if everyone else torch.tensor(members), batches))
+            batches = list(zip(*taken, strict=True))
+            groups.append((slice(None) if everyone else place, batches))
         return seeds, groups
 
     def gradients(self, groups: list[Group]) -> Iterator[Gradients]:

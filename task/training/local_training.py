@@ -5,6 +5,7 @@
 custom step uses `flwr_frl.task.training.sgd` directly.
 """
 
+import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +24,7 @@ from flwr_frl.task.models.split_model import (
     SplitModel,
     uses_batch_statistics,
 )
+from flwr_frl.task.training.captured import captured
 from flwr_frl.task.training.cohort import make
 from flwr_frl.task.training.sgd import (
     SGD,
@@ -240,26 +242,33 @@ class TrainCall:
         objective = Objective(
             self.model, self.loss, self.regularizer, self.has_features
         )
-        training = StackedOptimizer(objective, state, constants, correction, sgd)
+        training = captured(
+            StackedOptimizer(objective, state, constants, correction, sgd), self.key
+        )
         own = not self.has_features
         pool = pooled(tuple(examples)) if own else PooledExamples(examples)
         # cross_entropy is not a mean over the examples if it ignores some targets.
         pads = objective.can_be_padded and not pool.has_ignored
         epochs = stacked_epochs(pool, self.epochs, sgd.batch_size, streams, pads)
-        count, device = len(examples), examples[0].place
-        means = torch.zeros(count, device=device)
-        errors: dict[int, TrainingDivergedError] = {}
-        for epoch, batches in enumerate(epochs):
-            total, lengths = torch.zeros(2, count, device=device)
-            for batch in batches:
-                counts = batch.counts
-                place = slice(None) if batch.members is None else batch.members
-                total[place] += training.step(batch) * counts
-                lengths[place] += counts
-            means = total / lengths.clamp(min=1)
-            for i in (~torch.isfinite(total)).nonzero().flatten().tolist():
-                errors.setdefault(i, diverged(means[i].item(), epoch, sgd))
-        return [errors.get(i, mean) for i, mean in enumerate(means.tolist())]
+        # The sums stay on the device until the end, so that no epoch waits for a GPU.
+        sums = torch.zeros(
+            max(1, self.epochs), 2, len(examples), device=examples[0].place
+        )
+        for of_epoch, batches in zip(sums, epochs, strict=False):
+            for each in batches:
+                training.run(each, of_epoch)
+        if training.state is not state:
+            for name, tensor in state.items():
+                tensor.copy_(training.state[name])
+        means = sums[:, 0] / sums[:, 1].clamp(min=1)
+        return [self._result(of_client) for of_client in means.T.tolist()]
+
+    def _result(self, means: Sequence[float]) -> float | TrainingDivergedError:
+        """Return the last of the means of one client's epochs, or its error."""
+        for epoch, mean in enumerate(means):
+            if not math.isfinite(mean):
+                return diverged(mean, epoch, self.sgd)
+        return means[-1]
 
 
 def evaluation_size(model: SplitModel, examples: ExampleSet) -> int:

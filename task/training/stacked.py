@@ -8,7 +8,9 @@ torch's optimisers.
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
+from itertools import chain, groupby, repeat
+from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -27,35 +29,45 @@ from flwr_frl.task.types import Loss
 Tensors = dict[str, Tensor]
 # Losses that are means over the examples.
 MEANS = (nn.functional.cross_entropy, nn.functional.mse_loss)
+# Packages whose modules compute the same function in every call.
+KNOWN = "torch", "torchvision", "flwr_frl"
 # torch's defaults for Adam.
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 # Pooled inputs are copied if they have at most this many bytes.
 POOLED_BYTES = 2**26
+# Values of inputs that are prepared at once: on a CPU as many as fit in its cache.
+MOST_ON_CPU, MOST_ON_GPU = 2**16, 2**22
 
 
 class StackedBatch(NamedTuple):
-    """One batch of each of several clients.
+    """One batch of each of several clients, or such batches of successive steps.
 
     Parameters
     ----------
     inputs, targets : Tensor, shape (members, batch, ...)
-        The examples.
-    members : Tensor or None
-        Indices of the clients, int64 on the CPU; None for all.
+        The examples; with steps as a further dimension in front for several steps.
     weights : Tensor, shape (members, batch), or None
         1 for examples and 0 for padding; None without padding.
+    members : Tensor or None
+        Indices of the clients, int64; None for all.
     """
 
     inputs: Tensor
     targets: Tensor
+    weights: Tensor | None
     members: Tensor | None
-    weights: Tensor | None = None
 
     @property
     def counts(self) -> Tensor | int:
         """Number of each client's examples."""
         size: int = self.targets.shape[1]
         return size if self.weights is None else self.weights.sum(1)
+
+    def steps(self) -> Iterator["StackedBatch"]:
+        """Yield the batch of each step."""
+        weights = repeat(None) if self.weights is None else self.weights
+        for x, y, w in zip(self.inputs, self.targets, weights, strict=False):
+            yield StackedBatch(x, y, w, self.members)
 
 
 class PooledExamples:
@@ -70,8 +82,12 @@ class PooledExamples:
     def __init__(self, sets: Sequence[ExampleSet]) -> None:
         self.sets = sets
         self.sizes = [len(each) for each in sets]
+        self.place = sets[0].place
+        self.input_size = sets[0].inputs.shape[1:].numel()
+        # Device of the inputs, which may differ from that of the batches.
+        self.device = sets[0].inputs.device
         counts = torch.tensor(self.sizes)
-        self._starts = (counts.cumsum(0) - counts)[:, None]
+        self._starts = (counts.cumsum(0) - counts)[:, None].to(self.device)
         self._targets = torch.cat([each.targets for each in sets])
 
     @cached_property
@@ -88,41 +104,40 @@ class PooledExamples:
         pairs = zip(self.sets, rows, strict=True)
         return torch.cat([each.inputs[r] for each, r in pairs])
 
-    def take(self, clients: Tensor, rows: Tensor, crops: Crops = ()) -> Batch:
+    def take(self, clients: Tensor | None, rows: Tensor, crops: Crops = ()) -> Batch:
         """Return examples of some clients, prepared as in `ExampleSet.batches`.
 
         Parameters
         ----------
-        clients : Tensor, shape (clients,)
-            Their places among the sets, int64.
-        rows : Tensor, shape (clients, count)
+        clients : Tensor, shape (clients,), or None
+            Their places among the sets, int64; None for all.
+        rows : Tensor, shape (steps, clients, count)
             The examples of each client, int64.
-        crops : tuple of Tensor, shape (clients, count, 1), optional
+        crops : tuple of Tensor, shape (steps, clients, count, 1), optional
             Random numbers of `cropped` for each of them.
 
         Returns
         -------
-        tuple of Tensor, shape (clients, count, ...)
+        tuple of Tensor, shape (steps, clients, count, ...)
             Inputs and targets.
         """
-        first = self.sets[0]
-        places = (rows + self._starts[clients]).flatten()
+        starts = self._starts if clients is None else self._starts[clients]
+        places = (rows + starts).flatten()
         if self._inputs is None:
-            sets = [self.sets[i] for i in clients.tolist()]
+            sets = self.sets if clients is None else [self.sets[i] for i in clients]
             chosen = [
                 each.inputs[r if each.rows is None else each.rows[r]]
-                for each, r in zip(sets, rows, strict=True)
+                for each, r in zip(sets, rows.unbind(1), strict=True)
             ]
-            inputs = torch.cat(chosen)
+            inputs = torch.stack(chosen, 1).flatten(0, 2)
         else:
             # Takes a quarter of the time of indexing.
-            inputs = self._inputs.index_select(0, places.to(self._inputs.device))
-        inputs = inputs.to(first.place)
+            inputs = self._inputs.index_select(0, places)
+        inputs = inputs.to(self.place)
         if crops:
-            inputs = cropped(inputs, *(each.flatten(0, 1) for each in crops))
-        x = first.normalised(inputs)
-        targets = self._targets.index_select(0, places.to(self._targets.device))
-        y = targets.to(first.place)
+            inputs = cropped(inputs, *(each.flatten(0, 2) for each in crops))
+        x = self.sets[0].normalised(inputs)
+        y = self._targets.index_select(0, places).to(self.place)
         return torch.unflatten(x, 0, rows.shape), torch.unflatten(y, 0, rows.shape)
 
 
@@ -139,9 +154,10 @@ def stacked_epochs(
     streams: Sequence[RngContext],
     pads: bool,
 ) -> Iterator[Iterator[StackedBatch]]:
-    """Yield each epoch's batches, stacked for one step of all models.
+    """Yield each epoch's batches, stacked for steps of all models.
 
-    An epoch has all examples once, each client's in its own order.
+    An epoch has all examples once, each client's in its own order. Successive steps of
+    the same clients are prepared at once, as many as `steps_at_once` allows.
 
     Parameters
     ----------
@@ -163,6 +179,8 @@ def stacked_epochs(
     for examples, stream in zip(pool.sets, streams, strict=True):
         with stream:
             drawn.append([examples.drawn(batch_size) for _ in range(epochs)])
+    if not epochs:
+        return
     # The example that is left out is drawn, too.
     counts = torch.tensor(
         [
@@ -171,38 +189,70 @@ def stacked_epochs(
         ]
     )
     longest = int(counts.max())
-    # First example, size and clients of each batch of an epoch. Indices stay on the
-    # CPU, so that no step waits for a GPU.
+    # The draws of all epochs, (epochs, clients, places, ...). They are moved to a GPU
+    # only once, as each transfer waits for the steps before it.
+    columns = []
+    for column in zip(*chain.from_iterable(zip(*drawn, strict=True)), strict=True):
+        padded = nn.utils.rnn.pad_sequence([*column], batch_first=True)
+        more = [0, 0] * (padded.ndim - 2) + [0, -longest % batch_size]
+        table = torch.unflatten(nn.functional.pad(padded, more), 0, (epochs, -1))
+        columns.append(table.to(pool.device))
+    # First example, size and clients of each step of an epoch.
     steps = [
         (start, size, members)
         for start in range(0, longest, batch_size)
         for size, members in _groups(counts - start, batch_size, pads)
     ]
+    runs = [[*run] for _, run in groupby(steps, key=itemgetter(1, 2))]
+    most = steps_at_once(batch_size * len(counts) * pool.input_size, pool.device)
+    # 1 for the examples of each client, and 0 for padding.
+    present = (torch.arange(columns[0].shape[2]) < counts[:, None]).float()
+    present = present.to(pool.place)
 
-    def batch(columns: list[Tensor], start: int, size: int, members: Tensor) -> Any:
-        rows, *crops = (each[members, start : start + size] for each in columns)
+    def batches(epoch: int) -> Iterator[StackedBatch]:
+        for run in runs:
+            for first in range(0, len(run), most):
+                yield prepared(epoch, len(run[first : first + most]), *run[first])
+
+    def prepared(epoch: int, count: int, start: int, size: int, chosen: Any) -> Any:
+        members = None if len(chosen) == len(counts) else torch.tensor(chosen)
+        clients = slice(None) if members is None else members
+
+        def of_steps(values: Tensor) -> Tensor:
+            values = values[clients, start : start + count * size]
+            return torch.unflatten(values, 1, (count, size)).transpose(0, 1)
+
+        rows, *crops = (of_steps(each[epoch]) for each in columns)
         x, y = pool.take(members, rows, tuple(crops))
-        weights = None
-        if pads:
-            x, left = x.contiguous(), counts[members] - start
-            weights = (torch.arange(size) < left[:, None]).float().to(x.device)
-        everyone = len(members) == len(counts)
-        return StackedBatch(x, y, None if everyone else members, weights)
+        weights = of_steps(present).contiguous() if pads else None
+        return StackedBatch(x.contiguous() if pads else x, y, weights, members)
 
-    padded = partial(nn.utils.rnn.pad_sequence, batch_first=True)
-    for of_epoch in zip(*drawn, strict=True):
-        order, *crops = map(padded, zip(*of_epoch, strict=True))
-        order = nn.functional.pad(order, (0, -longest % batch_size))
-        yield (batch([order, *crops], *step) for step in steps)
+    yield from map(batches, range(epochs))
 
 
-def _groups(left: Tensor, batch_size: int, pads: bool) -> Iterator[tuple[int, Tensor]]:
+def steps_at_once(numbers: int, device: torch.device) -> int:
+    """Return the number of steps whose inputs are prepared at once.
+
+    Parameters
+    ----------
+    numbers : int
+        Number of values of all clients' inputs in one step.
+    device : torch.device
+        Device of the inputs.
+    """
+    limit = MOST_ON_CPU if device.type == "cpu" else MOST_ON_GPU
+    return max(1, limit // max(1, numbers))
+
+
+def _groups(
+    left: Tensor, batch_size: int, pads: bool
+) -> Iterator[tuple[int, list[int]]]:
     """Yield sizes of batches, and the clients that have so many examples left."""
     sizes = left.clamp(0, batch_size)
     if pads:
         sizes = (sizes > 0) * batch_size
     for size in sorted({*sizes.tolist()} - {0}):
-        yield size, (sizes == size).nonzero().flatten()
+        yield size, (sizes == size).nonzero().flatten().tolist()
 
 
 def structure(value: Any) -> Hashable:
@@ -306,8 +356,21 @@ class Objective:
 
         This requires targets of which cross-entropy ignores none.
         """
+        return self._is_plain and self.is_layered
+
+    @property
+    def is_known(self) -> bool:
+        """True if no code of a user computes it, which could change between calls."""
+        return self._is_plain and all(
+            type(module).__module__.partition(".")[0] in KNOWN
+            and "forward" not in vars(module)
+            for module in self.model.structure.modules
+        )
+
+    @property
+    def _is_plain(self) -> bool:
         plain = self.regularizer is None or type(self.regularizer) is Proximal
-        return plain and self.is_layered and self.loss in MEANS
+        return plain and self.loss in MEANS
 
     def _together(
         self, state: Tensors, batch: Sequence[Tensor], constants: list[Tensor]
@@ -432,7 +495,7 @@ class Objective:
         return list(gradients), losses.detach()
 
 
-@dataclass(frozen=True)
+@dataclass
 class StackedOptimizer:
     """Steps of several models at once with SGD, Adam or AdamW, as in torch.
 
@@ -466,6 +529,31 @@ class StackedOptimizer:
     def moments(self) -> dict[str, list[Tensor]]:
         """Stacked moments of the trained parameters."""
         return {n: _initial_moments(self.state[n], self.sgd) for n in self.trained}
+
+    @property
+    def all_moments(self) -> list[Tensor]:
+        """The moments of all trained parameters."""
+        return [moment for moments in self.moments.values() for moment in moments]
+
+    @property
+    def given(self) -> list[Tensor]:
+        """All tensors that the optimiser was given."""
+        return [*self.state.values(), *self.constants, *self.correction.values()]
+
+    def run(self, batches: StackedBatch, sums: Tensor) -> None:
+        """Make successive steps, and add up the losses.
+
+        Parameters
+        ----------
+        batches : StackedBatch
+            The batches of the steps.
+        sums : Tensor, shape (2, models)
+            Sums of the losses, and numbers, of the examples so far.
+        """
+        place = slice(None) if batches.members is None else batches.members
+        for batch in batches.steps():
+            sums[0, place] += self.step(batch) * batch.counts
+            sums[1, place] += batch.counts
 
     def step(self, batch: StackedBatch) -> Tensor:
         """Make a step of the models that have a batch.

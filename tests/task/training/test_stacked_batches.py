@@ -21,7 +21,9 @@ def test_rows_of_several_clients_are_gathered_together(monkeypatch, limit):
     monkeypatch.setattr(stacked, "POOLED_BYTES", limit)
     sets = [images(3), images(5), images(9, torch.tensor([8, 2, 4]))]
     rows = torch.tensor([[4, 0, 1, 3], [1, 2, 2, 0]])
-    x, y = PooledExamples(sets).take(torch.tensor([1, 2]), rows)
+    x, y = (
+        each[0] for each in PooledExamples(sets).take(torch.tensor([1, 2]), rows[None])
+    )
     for client, i in enumerate((1, 2)):
         chosen = rows[client]
         inputs = sets[i].inputs if sets[i].rows is None else sets[i].inputs[[8, 2, 4]]

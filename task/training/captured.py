@@ -1,0 +1,260 @@
+"""Joint steps that are captured once as a graph, and replayed.
+
+A GPU executes a joint step of small models in a fraction of the time in which Python
+launches its kernels. A CUDA graph launches all of them at once, on the same tensors
+each time. Results are those of the step itself: they are compared when a graph is
+captured, and if they differ, the step goes on without one.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from logging import getLogger
+from typing import Any, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from flwr_frl.common.run_cache import run_cache, run_object
+from flwr_frl.common.settings import error_line
+from flwr_frl.task.training.stacked import StackedBatch, StackedOptimizer, steps_at_once
+
+# Calls before the capture, in which libraries allocate their workspaces.
+WARM_UP = 2
+# Most kinds of steps whose tensors and graphs are kept; the least recently used go.
+MOST = 16
+log = getLogger("task")
+
+
+class Graph(Protocol):
+    """A step that was captured."""
+
+    def replay(self) -> None:
+        """Make the step again, on the same tensors."""
+
+
+class PythonGraph:
+    """A stand-in for `CudaGraph` on any device, which calls the step again.
+
+    Parameters
+    ----------
+    step : callable
+        Reads and changes tensors that stay in place.
+    """
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.replay = step
+
+
+class CudaGraph:
+    """A CUDA graph of a step; the parameters are those of `PythonGraph`."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        current = torch.cuda.current_stream()
+        stream.wait_stream(current)
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
+                step()
+        current.wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        # Graphs keep no results in the memory of their intermediate values, and run one
+        # at a time, so they can share it.
+        with torch.cuda.graph(graph, pool=run_object(torch.cuda.graph_pool_handle)):
+            step()
+        self.replay = graph.replay
+
+
+# How steps are captured on each type of device.
+GRAPHS: dict[str, Callable[[Callable[[], None]], Graph]] = {"cuda": CudaGraph}
+
+
+class CapturedStep:
+    """A step that is captured when it is first made, and replayed from then on.
+
+    Parameters
+    ----------
+    step : callable
+        Reads and changes tensors that stay in place.
+    changed : sequence of Tensor
+        All tensors that it changes and whose values matter.
+    """
+
+    def __init__(self, step: Callable[[], None], changed: Sequence[Tensor]) -> None:
+        self.step, self.changed = step, changed
+        self.graph: Graph | None = None
+        # True if the next call compares the graph with the step.
+        self.is_due = True
+
+    def __call__(self) -> None:
+        """Make the step."""
+        if self.is_due:
+            self.is_due = False
+            self._compare()
+        elif self.graph:
+            self.graph.replay()
+        else:
+            self.step()
+
+    def _compare(self) -> None:
+        """Make the step with and without a graph, which is dropped if they differ."""
+        before = [tensor.clone() for tensor in self.changed]
+        self.step()
+        expected, reason = [tensor.clone() for tensor in self.changed], ""
+        try:
+            if self.graph is None:
+                self._write(before)
+                self.graph = GRAPHS[before[0].device.type](self.step)
+            self._write(before)
+            self.graph.replay()
+            if not all(map(_equal, self.changed, expected)):
+                reason = "its replay gives other results"
+        # CUDA and users' modules raise exceptions of many types.
+        except Exception as error:
+            reason = error_line(error)[:200]
+        if reason:
+            self.graph = None
+            self._write(expected)
+            log.warning("a training step is not captured as a graph: %s", reason)
+
+    def _write(self, values: Sequence[Tensor]) -> None:
+        for tensor, value in zip(self.changed, values, strict=True):
+            tensor.copy_(value)
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+class CapturedOptimizer(StackedOptimizer):
+    """A `StackedOptimizer` on tensors that stay in place, whose steps are captured.
+
+    Steps of all models are captured, one for each form of their batches. Steps of some
+    of the models, whose batches are left at the end of an epoch, are not.
+
+    Parameters
+    ----------
+    like : StackedOptimizer
+        Its tensors are copied.
+    """
+
+    def __init__(self, like: StackedOptimizer) -> None:
+        super().__init__(
+            like.objective,
+            {name: tensor.clone() for name, tensor in like.state.items()},
+            [tensor.clone() for tensor in like.constants],
+            {name: tensor.clone() for name, tensor in like.correction.items()},
+            like.sgd,
+        )
+        # Graphs may read tensors of its modules.
+        self._first = like.objective
+        self._steps: dict[Hashable, _Steps] = {}
+
+    def load(self, like: StackedOptimizer) -> None:
+        """Start with another optimiser's tensors, which have the same form."""
+        for tensor, value in zip(self.given, like.given, strict=True):
+            tensor.copy_(value)
+        for moment in self.all_moments:
+            moment.zero_()
+        self.objective = like.objective
+        for each in self._steps.values():
+            each.step.is_due = each.step.graph is not None and not self._first.is_known
+
+    def run(self, batches: StackedBatch, sums: Tensor) -> None:
+        """Make successive steps; see `StackedOptimizer.run`."""
+        if batches.members is not None:
+            super().run(batches, sums)
+            return
+        form = tuple(t if t is None else _form(t[0]) for t in batches[:3])
+        if form not in self._steps:
+            self._steps[form] = _Steps(self, batches)
+        self._steps[form].run(batches, sums)
+
+
+class _Steps:
+    """Steps with batches of one form, which a counter on the device selects.
+
+    Parameters
+    ----------
+    training : StackedOptimizer
+        Makes the steps.
+    batches : StackedBatch
+        The batches of some steps of all models.
+    """
+
+    def __init__(self, training: StackedOptimizer, batches: StackedBatch) -> None:
+        x = batches.inputs
+        most = steps_at_once(x[0].numel(), x.device)
+        self.training = training
+        self.batches = [None if t is None else _rows(t, most) for t in batches[:3]]
+        self.counter = torch.zeros(1, dtype=torch.int64, device=x.device)
+        self.sums = torch.zeros(2, x.shape[1], device=x.device)
+        changed = [*training.state.values(), *training.all_moments]
+        self.step = CapturedStep(self._step, [*changed, self.counter, self.sums])
+
+    def _step(self) -> None:
+        x, y, weights = (t if t is None else self._selected(t) for t in self.batches)
+        batch = StackedBatch(cast(Tensor, x), cast(Tensor, y), weights, None)
+        self.sums[0] += self.training.step(batch) * batch.counts
+        self.sums[1] += batch.counts
+        # Calls before a capture may go beyond the last row.
+        self.counter.add_(1).remainder_(len(cast(Tensor, self.batches[0])))
+
+    def _selected(self, tensor: Tensor) -> Tensor:
+        """Return the row that the counter selects, in the memory format of a row."""
+        row = tensor[0]
+        memory = tensor.as_strided((len(tensor), row.numel()), (row.numel(), 1))
+        return memory.index_select(0, self.counter).as_strided(row.shape, row.stride())
+
+    def run(self, batches: StackedBatch, sums: Tensor) -> None:
+        """Make the steps; see `StackedOptimizer.run`."""
+        for mine, new in zip(self.batches, batches, strict=False):
+            if mine is not None and new is not None:
+                mine[: len(new)].copy_(new)
+        self.counter.zero_()
+        self.sums.copy_(sums)
+        for _ in batches.inputs:
+            self.step()
+        sums.copy_(self.sums)
+
+
+def _form(tensor: Tensor) -> Hashable:
+    return tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _rows(tensor: Tensor, count: int) -> Tensor:
+    """Return rows of zeros in the memory format of a dense tensor's rows."""
+    row = tensor[0]
+    shape, strides = (count, *row.shape), (row.numel(), *row.stride())
+    rows = torch.empty_strided(shape, strides, dtype=row.dtype, device=row.device)
+    return rows.zero_()
+
+
+@run_cache(maxsize=MOST)
+def _kept(key: Hashable) -> list[Any]:
+    """Return a list with room for the optimiser or the function of a key."""
+    return []
+
+
+def captured(training: StackedOptimizer, key: Hashable) -> StackedOptimizer:
+    """Return an optimiser that continues with captured steps, if the device has them.
+
+    Parameters
+    ----------
+    training : StackedOptimizer
+        The optimiser, before its first step.
+    key : Hashable
+        Equal for optimisers whose steps are the same function of their tensors.
+    """
+    given = training.given
+    if given[0].device.type not in GRAPHS:
+        return training
+    kept = _kept((key, *map(_form, given)))
+    if kept:
+        kept[0].load(training)
+    else:
+        kept.append(CapturedOptimizer(training))
+    return cast(StackedOptimizer, kept[0])
+
+
+def forget() -> None:
+    """Release the graphs and tensors of the run."""
+    _kept.cache_clear()  # type: ignore[attr-defined]
