@@ -10,6 +10,7 @@ import torch
 
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.common.settings import Settings, declared
+from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.training.local_training import train
 from flwr_frl.task.training.sgd import SGD
@@ -82,7 +83,7 @@ def fit_seconds(settings: Settings) -> float:
     with torch.random.fork_rng(devices=[]), suppress(Exception):
         examples = task.train_examples(0)
         few = examples.sample(min(1.0, 2 * sgd.batch_size / len(examples)))
-        model = task.initial_model()
+        model = new_model(task)
         # The first steps are slower, as they allocate memory.
         for _ in range(2):
             began = time.process_time()

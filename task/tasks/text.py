@@ -9,6 +9,7 @@ import csv
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from zlib import crc32
@@ -36,9 +37,11 @@ from flwr_frl.task.types import Loss
 CHARACTERS = (
     "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 )
-# Size of the vocabulary (SRPFL). A word's token is a checksum from 1 to WORDS - 1, so
-# that devices need no common word list; 0 pads short lines.
+# Size of the vocabulary (SRPFL); token 0 pads short lines. Without word vectors, a
+# word's token is a checksum from 1 to WORDS - 1: devices need no common word list.
 WORDS = 10_000
+# Token of a word that has no vector.
+UNKNOWN = 1
 # Fraction of each file, at its end, that is for testing.
 TEST_FRACTION = 0.2
 # Tokens of a text for a transformer by default; longer texts are cut.
@@ -143,10 +146,17 @@ class TextSettings(FileSettings):
         long.
     lstm_width : int, default 256
         Units of each of the two LSTM layers.
+    embedding_file : str, default ""
+        File of word vectors in the format of GloVe, most frequent words first, for
+        classification. The vectors of its first 9,998 words are neither trained nor
+        sent. By default, an embedding of size 100 is trained, of checksums of words.
     """
 
     text_windows: Literal["disjoint", "sliding"] = setting("disjoint")
     lstm_width: int = setting(256, ge=1)
+    embedding_file: PathText = setting(
+        "", form="a file", may_differ="on resume", per_device=True
+    )
 
 
 @dataclass(frozen=True)
@@ -284,13 +294,17 @@ class TextTask(FileTask):
         is_sliding = not self.labelled and settings.text_windows == "sliding"
         self.overlap = self.length if is_sliding else 0
         self.classes = self._classes() if self.labelled else tuple(CHARACTERS)
+        self.vocabulary = dict[str, int]()
+        self.vectors: Tensor | None = None
+        if self.labelled and settings.embedding_file:
+            self.vocabulary, self.vectors = read_vectors(Path(settings.embedding_file))
 
     def initial_model(self) -> SplitModel:
         """Return a new model with initial values drawn by the seed.
 
         For characters it is LEAF's, with an embedding of size 8. For words it is
-        SRPFL's (appendix C): bidirectional, with dropout 0.5, an embedding of size 100
-        and a layer of 5 units before the head.
+        SRPFL's (appendix C): bidirectional, with dropout 0.5 and a layer of 5 units
+        before the head. SRPFL has GloVe's vectors, which ``embedding_file`` reads.
         """
         width = self.settings.lstm_width
         with seeded(self.settings.seed):
@@ -299,7 +313,10 @@ class TextTask(FileTask):
                 lstm = RecurrentText(len(CHARACTERS), 8, width, every_position=every)
                 linear = PositionwiseLinear if every else nn.Linear
                 return SplitModel(lstm, linear(width, len(CHARACTERS)))
-            lstm = RecurrentText(WORDS, 100, width, dropout=0.5, bidirectional=True)
+            words, size = (WORDS, 100) if self.vectors is None else self.vectors.shape
+            lstm = RecurrentText(words, size, width, dropout=0.5, bidirectional=True)
+            if self.vectors is not None:
+                lstm.embedding.weight = nn.Parameter(self.vectors.clone(), False)
             layers = nn.Sequential(lstm, nn.Linear(2 * width, 5), nn.ReLU())
             return SplitModel(layers, nn.Linear(5, len(self.classes)))
 
@@ -345,9 +362,39 @@ class TextTask(FileTask):
         rows = []
         for text in texts:
             words = text.lower().split()[-self.length :]
-            codes = [crc32(word.encode()) % (WORDS - 1) + 1 for word in words]
+            codes = [self._token(word) for word in words]
             rows.append([0] * (self.length - len(codes)) + codes)
         return torch.tensor(rows)
+
+    def _token(self, word: str) -> int:
+        if self.vocabulary:
+            return self.vocabulary.get(word, UNKNOWN)
+        return crc32(word.encode()) % (WORDS - 1) + 1
+
+
+def read_vectors(path: Path) -> tuple[dict[str, int], Tensor]:
+    """Return the tokens of words, from 2, and the vectors of all tokens.
+
+    Tokens 0 and 1, for padding and for words that are not in the file, have zeros.
+    """
+    vocabulary, rows = dict[str, int](), list[list[float]]()
+    with reading(path, "embedding-file"), path.expanduser().open(encoding="utf-8") as f:
+        for line in islice(f, WORDS - 2):
+            word, *values = line.rstrip().split(" ")
+            allowed = "a file with different words"
+            require(
+                word not in vocabulary, "embedding-file", f"{path}: {word}", allowed
+            )
+            vocabulary[word] = len(vocabulary) + 2
+            rows.append([float(value) for value in values])
+    widths = sorted({len(row) for row in rows})
+    valid = len(widths) == 1 and widths[0] > 0
+    allowed = f"a file with a word and equally many numbers in each line, not {widths}"
+    require(valid, "embedding-file", str(path), allowed)
+    vectors = torch.tensor(rows)
+    finite = bool(vectors.isfinite().all())
+    require(finite, "embedding-file", str(path), "a file with finite numbers")
+    return vocabulary, torch.cat([torch.zeros(2, widths[0]), vectors])
 
 
 class TransformerText(FileTask):

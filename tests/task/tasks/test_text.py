@@ -118,6 +118,25 @@ def test_texts_with_a_class_are_parsed(tmp_path):
     assert shapes["head.weight"] == (2, 5)
 
 
+def test_words_have_the_vectors_of_a_file(tmp_path):
+    (tmp_path / "a.csv").write_text("text,label\n" + "So good so,1\nbad,0\n" * 5)
+    file = tmp_path / "vectors"
+    file.write_text("so 1 2.5 -3\nbad 4 5 6\n")
+    task = task_of(tmp_path, 1, sequence_length=3, embedding_file=str(file))
+    # Unknown words have token 1, and padding token 0.
+    inputs = task.train_examples(0).inputs[:2]
+    assert inputs.tolist() == [[2, 1, 2], [0, 0, 3]]
+    embedding = task.scratch_model.representation[0].embedding
+    assert embedding(inputs[0]).tolist() == [[1, 2.5, -3], [0, 0, 0], [1, 2.5, -3]]
+    # They are not trained and not sent.
+    assert "representation.0.embedding.weight" not in task.initial_state
+    assert task.initial_state["representation.0.lstm.weight_ih_l0"].shape == (16, 3)
+    for damaged in ("", "so 1 2\nbad 3", "so 1\nso 1", "so 1\nbad x", "so 1\nbad nan"):
+        file.write_text(damaged)
+        options = {"embedding_file": str(file)}
+        assert code_of(task_of, tmp_path, 1, **options) == "embedding-file", damaged
+
+
 @pytest.mark.parametrize(
     ("files", "code"),
     [
