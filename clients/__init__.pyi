@@ -25,6 +25,7 @@ from flwr_frl.clients.fednova import FedNovaClient as FedNovaClient
 from flwr_frl.clients.fedntd import FedNTDClient as FedNTDClient
 from flwr_frl.clients.fedpac import FedPACClient as FedPACClient
 from flwr_frl.clients.fedper import FedPerClient as FedPerClient
+from flwr_frl.clients.fedphp import FedPHPClient as FedPHPClient
 from flwr_frl.clients.fedproto import FedProtoClient as FedProtoClient
 from flwr_frl.clients.fedprox import FedProxClient as FedProxClient
 from flwr_frl.clients.fedprox import FedProxFTClient as FedProxFTClient

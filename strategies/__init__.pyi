@@ -13,6 +13,7 @@ from flwr_frl.strategies.averaging import FedDPA as FedDPA
 from flwr_frl.strategies.averaging import FedLC as FedLC
 from flwr_frl.strategies.averaging import FedMTL as FedMTL
 from flwr_frl.strategies.averaging import FedNTD as FedNTD
+from flwr_frl.strategies.averaging import FedPHP as FedPHP
 from flwr_frl.strategies.averaging import FedPer as FedPer
 from flwr_frl.strategies.averaging import FedProx as FedProx
 from flwr_frl.strategies.averaging import FedProxFT as FedProxFT

@@ -176,6 +176,11 @@ class FedNTD(Strategy, client="flwr_frl.clients.fedntd:FedNTDClient"):
     """Average the models; clients distil the received one's not-true classes."""
 
 
+# FedPHP (Li et al., ECML PKDD 2021)
+class FedPHP(Strategy, client="flwr_frl.clients.fedphp:FedPHPClient"):
+    """Average the local models; private models stay with the clients."""
+
+
 # GPFL (Zhang et al., ICCV 2023)
 class GPFL(Strategy, client="flwr_frl.clients.gpfl:GPFLClient"):
     """Average representations, category embeddings and valves; heads stay personal."""

@@ -36,6 +36,7 @@ _TABLE = {
     "fedas": ("fedas:FedAS", "FedAS (Yang et al., CVPR 2024)"),
     "gpfl": ("averaging:GPFL", "GPFL (Zhang et al., ICCV 2023)"),
     "pfedfda": ("averaging:PFedFDA", "pFedFDA (McLaughlin & Su, NeurIPS 2024)"),
+    "fedphp": ("averaging:FedPHP", "FedPHP (Li et al., ECML PKDD 2021)"),
     "fedamp": ("fedamp:FedAMP", "FedAMP (Huang et al., AAAI 2021)"),
     "fedfomo": ("fedfomo:FedFomo", "FedFomo (Zhang et al., ICLR 2021)"),
     "ifca": ("ifca:IFCA", "IFCA (Ghosh et al., NeurIPS 2020)"),

@@ -105,6 +105,7 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
     "fedlc": {"fedlc-tau": (0.0,)},
     "fedntd": {"ntd-beta": (-1.0,), "ntd-temperature": (0.0,)},
     "moon": {"moon-mu": (-1.0,), "moon-temperature": (0.0,)},
+    "fedphp": {"fedphp-mu": (1.5,), "fedphp-lambda": (-1.0, 1.5)},
     "pfedfda": {"pfedfda-beta": ("half",), "pfedfda-ridge": (-1.0,)},
     "pfedhn": {
         "hypernetwork-width": (0,),
