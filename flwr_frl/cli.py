@@ -6,6 +6,9 @@ Two algorithms; http://127.0.0.1:8765/ shows the results during the run:
   python simulation.py fedrep local --clients 10 --rounds 20 --page 8765
 Statistical tests, and the tables and figures of a paper:
   python simulation.py compare results --output paper
+The files of a device that joins a federation (deploy/README.md):
+  python simulation.py device init pi-3 --superlink HOST:8443 --ca ca.crt \
+      --data-dir photos
 Your own images, and settings that have no flag (docs/settings.md):
   python simulation.py fedrep --task image-folder --data-dir photos \
       --run-config 'image-size=32 head-epochs=5'
@@ -144,6 +147,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
+    words = sys.argv[1:] if arguments is None else arguments
+    if words[:1] == ["device"]:
+        from flwr_frl.device import main as device
+
+        return device(words[1:])
     namespace, overrides = parse(arguments)
     if namespace.list:
         Console().out(list_all(), highlight=False)

@@ -1,0 +1,147 @@
+"""The command ``flwr-frl device init``, which writes the files that a device needs."""
+
+import re
+import shlex
+import sys
+from argparse import Namespace
+from collections.abc import Sequence
+from getpass import getuser
+from json import dumps
+from pathlib import Path
+from shutil import chown
+
+from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+
+from flwr_frl.common.command_line import Parser
+from flwr_frl.common.files import PRIVATE, atomic_file, write_atomically
+from flwr_frl.common.settings import SettingsError, require
+
+KEY = "node.key"
+# Files of `deploy` that are copied, with the paths of the device.
+UNITS = "supernode.service", "watchdog@.service", "watchdog@.timer"
+NEXT = """\
+wrote {files} to {folder}
+
+On the server, register the device's public key:
+  echo '{public}' >{name}.pub
+  flwr supernode register {name}.pub federation --name {name}
+
+On the device, start the SuperNode with systemd:
+  sudo systemctl link {units}
+  sudo systemctl enable --now supernode watchdog@supernode.timer systemd-time-wait-sync
+or in a terminal:
+  {command}"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run ``flwr-frl device`` with the arguments after it; return 0."""
+    parser = Parser(prog="flwr-frl device", description=__doc__, allow_abbrev=False)
+    commands = parser.add_subparsers(dest="command", required=True)
+    about = "write the key, the node config and the systemd units of a device"
+    add = commands.add_parser("init", help=about, description=about).add_argument
+    add("name", metavar="NAME", help="the device's name in all runs")
+    add("--superlink", required=True, help="HOST:PORT of the server")
+    add("--ca", required=True, help="ca.crt, the certificate of the federation's CA")
+    add("--data-dir", required=True, help="the folder of the device's data")
+    states = "/var/lib/flwr-frl/state"
+    add("--state-dir", default=states, help=f"the folder of its heads ({states})")
+    folder = "/etc/flwr-frl"
+    add("--folder", default=folder, help=f"the folder of the new files ({folder})")
+    add("--user", help="the user that runs the SuperNode (default: the current one)")
+    print(init(parser.parse_args(arguments)))
+    return 0
+
+
+def init(options: Namespace) -> str:
+    """Write the files of a device, and return the next steps.
+
+    Raises
+    ------
+    SettingsError
+        If an option is invalid, or the folder already has the key of a device.
+    OSError
+        If a file cannot be read or written.
+    """
+    name, link, folder = options.name, options.superlink, _path(options.folder)
+    valid = re.fullmatch(r"\w[\w.-]*", name, re.ASCII) is not None
+    require(valid, "NAME", name, "letters, digits, '.', '_' and '-'", "NAME")
+    require(re.fullmatch(r"\S+:\d+", link) is not None, "superlink", link, "HOST:PORT")
+    data = _path(options.data_dir)
+    require(data.is_dir(), "data-dir", str(data), "a folder")
+    authority = Path(options.ca).read_text(errors="replace")
+    is_certificate = "BEGIN CERTIFICATE" in authority
+    require(is_certificate, "ca", options.ca, "the file ca.crt of the federation")
+    if (folder / KEY).exists():
+        line = (
+            f"folder: {str(folder / KEY)!r} already exists; expected another --folder"
+        )
+        raise SettingsError(f"{line}, or remove this key, whose device is then another")
+
+    key = generate_private_key(SECP384R1())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    encoded = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    public = f"{encoded.decode()} {name}"
+    config = {"client-name": name, "data-dir": str(data)}
+    config["state-dir"] = str(_path(options.state_dir))
+    # JSON strings are strings of TOML, with the backslashes of Windows escaped.
+    lines = [
+        f"{n} = {dumps(value, ensure_ascii=False)}\n" for n, value in config.items()
+    ]
+    texts = {
+        "ca.crt": authority,
+        f"{KEY}.pub": f"{public}\n",
+        "node.toml": "".join(lines),
+        "supernode.env": f"SUPERLINK={link}\nNODE_CONFIG={folder / 'node.toml'}\n",
+        **{unit: _unit(unit, folder, options.user or getuser()) for unit in UNITS},
+    }
+    try:
+        with atomic_file(folder / KEY, mode=PRIVATE) as file:
+            file.write(private)
+            if options.user:
+                chown(file.fileno(), options.user)
+    except LookupError:
+        require(False, "user", options.user, "a user of this system")
+    for file_name, text in texts.items():
+        write_atomically(folder / file_name, text.encode(), mode=0o644)
+    words = ["flower-supernode", "--superlink", link]
+    for option, file_name in (
+        ("--root-certificates", "ca.crt"),
+        ("--auth-supernode-private-key", KEY),
+        ("--node-config", "node.toml"),
+    ):
+        words += [option, str(folder / file_name)]
+    return NEXT.format(
+        files=", ".join([KEY, *texts]),
+        folder=folder,
+        name=name,
+        public=public,
+        units=shlex.join(str(folder / unit) for unit in UNITS),
+        command=shlex.join(words),
+    )
+
+
+def _path(text: str) -> Path:
+    return Path(text).expanduser().absolute()
+
+
+def _unit(name: str, folder: Path, user: str) -> str:
+    """Return a systemd unit of `deploy` with the paths of this device."""
+    package = Path(__file__).resolve().parent
+    # The wheel contains the folder; in a checkout it is beside the package.
+    places = [package / "deploy", package.parent / "deploy"]
+    deploy = next(place for place in places if place.is_dir())
+    text = (deploy / name).read_text()
+    for former, new in (
+        ("/opt/flwr-frl/.venv/bin", str(Path(sys.executable).parent)),
+        ("/opt/flwr-frl/deploy", str(deploy)),
+        ("/etc/flwr-frl", str(folder)),
+        ("User=flwr-frl\nGroup=flwr-frl", f"User={user}"),
+    ):
+        text = text.replace(former, new)
+    return text
