@@ -298,7 +298,9 @@ class Strategy(Algorithm, uses_mean="only"):
     def _identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part, in the order of their clients' names."""
         clients, privacy = self._run.clients, self._run.privacy
-        nodes = clients.identify(grid)
+        begun, nodes = bool(clients.known), clients.identify(grid)
+        while nodes and not begun and clients.wait_for_others(grid):
+            nodes = clients.identify(grid)
         if privacy and nodes:
             # All clients have the same structure.
             privacy.check_compatible(clients.known[nodes[0]].properties)

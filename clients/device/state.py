@@ -342,6 +342,7 @@ class PersonalState:
         if self.round < expected and not self.unused:
             # Third-party clients that never save also end here.
             self.unused = f"the version of round {expected} is missing"
+            self.unused += "; restore state-dir from a backup, or go on without it"
         return arrays
 
     def _read(self, path: Path, shapes: Shapes | None) -> Arrays | None:

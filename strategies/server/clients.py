@@ -196,6 +196,23 @@ class Clients:
             self._last = nodes, taking_part if self._settled else None
         return list(taking_part)
 
+    def wait_for_others(self, grid: Grid) -> bool:
+        """Return whether too few nodes can take part; wait up to a minute for a change.
+
+        Refused nodes, such as a device with another key, do not count for
+        ``min_available_nodes``. With in-process grids there is no wait.
+        """
+        count = len(self.here - self.refused.keys())
+        enough = count >= self._min_available_nodes
+        if enough or getattr(grid, "in_process", False):
+            return False
+        text = "waiting for clients: %d of %d nodes can take part"
+        log(INFO, text, count, self._min_available_nodes)
+        until = time.monotonic() + WAITING_INTERVAL
+        while set(grid.get_node_ids()) == self.here and time.monotonic() < until:
+            time.sleep(POLL_INTERVAL)
+        return True
+
     def _admitted(self, grid: Grid, nodes: list[int]) -> list[int]:
         """Return those of the nodes that can take part, and refuse the others."""
         here = {node: self.known[node] for node in nodes if node in self.known}
@@ -272,12 +289,18 @@ class Clients:
         """
         name = check_name(properties.get(keys.CLIENT, str(node)))
         if digest and self.keys.setdefault(name, digest) != digest:
-            text = f"calls itself {name!r}, which is the name of another key"
-            raise InvalidReplyError(text)
+            raise InvalidReplyError(
+                f"calls itself {name!r}, which is the name of another key; restore the "
+                "device's former key, choose another name, or begin a run without "
+                "resume"
+            )
         if (twin := taken.setdefault(name, node)) != node:
             # The client has a new node id, or two clients share a name.
             if twin in self.here | self.busy:
-                raise InvalidReplyError(f"calls itself {name!r}, as another does")
+                raise InvalidReplyError(
+                    f"calls itself {name!r}, as another does; choose another name, or "
+                    "wait until the other is offline"
+                )
             del self.known[twin]
             taken[name] = node
         self._reported[name] = ""

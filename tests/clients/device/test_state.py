@@ -17,7 +17,8 @@ from flwr_frl.clients.device.state import PersonalState, Version, needed
 
 FITS = {"head.weight": (2, 3)}
 UNUSABLE = "its file cannot be used"
-LOST = "the version of round {} is missing"
+LOST = "the version of round {} is missing; restore state-dir from a backup, or go on "
+LOST += "without it"
 
 
 def test_loaded_values_equal_saved_ones(tmp_path):

@@ -194,7 +194,8 @@ def test_node_with_a_taken_name_is_refused_until_the_other_leaves(caplog):
     # Like all refused nodes, node 3 is asked twice, and then in every fourth round.
     assert (asked.count(2), asked.count(3)) == (1, 6)
     assert [m for m in caplog.messages if "'same'" in m] == [
-        "client 3 takes no part: calls itself 'same', as another does"
+        "client 3 takes no part: calls itself 'same', as another does; choose "
+        "another name, or wait until the other is offline"
     ]
     # Once node 2 has left, node 3 takes its place.
     del grid.contexts[2]
