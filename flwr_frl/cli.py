@@ -24,9 +24,9 @@ from typing import Any
 from rich.console import Console
 
 from flwr_frl.common.algorithms import ALGORITHMS
-from flwr_frl.common.command_line import Parser, exit_code, run_config
+from flwr_frl.common.command_line import Parser, exit_code, frames_of_user, run_config
 from flwr_frl.common.run_cache import begin_run
-from flwr_frl.common.settings import defaults, require
+from flwr_frl.common.settings import SettingsError, defaults, require
 from flwr_frl.results.processes import signals_as_ctrl_c
 from flwr_frl.task.names import MODELS, TASKS
 
@@ -136,9 +136,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 on success, 2 for invalid input or results that could not be written, 3 if a
-        run lost most replies of its last rounds, 130 if interrupted. Each failure
-        prints one line to standard error.
+        0 on success, 1 for an error in a user's code, 2 for invalid input or results
+        that could not be written, 3 if a run lost most replies of its last rounds, 130
+        if interrupted. Each failure prints one line to standard error.
     """
     # Custom tasks and algorithms are imported from here, as with `python -m`.
     sys.path.append(os.getcwd())
@@ -161,7 +161,20 @@ def _run(arguments: Sequence[str] | None) -> int:
     # Loads torch and Flower, which `--list` and `--help` do without.
     from flwr_frl.commands import execute
 
-    return execute(namespace, overrides)
+    try:
+        return execute(namespace, overrides)
+    except SettingsError as error:
+        # Errors name the flag that was given instead of its setting.
+        for flag, name in FLAGS.items():
+            if hasattr(namespace, name) and str(error).startswith(f"{name} is "):
+                error.args = (f"--{flag}{str(error).removeprefix(name)}",)
+        raise
+    except Exception as error:
+        if namespace.verbose or not (frames := frames_of_user(error)):
+            raise
+        text = f"error: {type(error).__name__}: {error}; --verbose shows all frames"
+        print("".join(frames) + text, file=sys.stderr)
+        return 1
 
 
 def _compare(namespace: argparse.Namespace, overrides: dict[str, Any]) -> int:

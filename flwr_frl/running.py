@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -12,6 +13,7 @@ from typing import Any, overload
 
 import numpy as np
 from flwr.common import log
+from flwr.common.logger import update_console_handler
 
 from flwr_frl.backend import choose_backend
 from flwr_frl.cli import FLAGS
@@ -167,6 +169,9 @@ def sweep_of(
     algorithms: Sequence[str], backend: str, seeds: int | None, jobs: int = 1
 ) -> Sweep:
     """Return a `Sweep` that checks settings for, and runs, some algorithms."""
+    # Neither a file nor a pipe receives the codes of colours.
+    coloured = sys.stderr.isatty() and not os.environ.get("NO_COLOR")
+    update_console_handler(colored=coloured)
     checked = partial(check, backend=backend, others=algorithms)
     return Sweep(checked, partial(run, backend=backend), seeds, jobs)
 

@@ -33,6 +33,7 @@ from flwr_frl.results.results import (
     read_object,
     read_rows,
     run_result,
+    task_title,
     tested_once,
 )
 from flwr_frl.results.statistics import (
@@ -254,7 +255,7 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
             "or seeds are not the same; expected two methods on the same clients",
             "clients",
         )
-    names = [str(of_task[0].config["task"]) for of_task in tasks.values()]
+    names = [task_title(of_task[0].config) for of_task in tasks.values()]
     rows, baseline = list[MethodResult](), short_name(baseline)
     for name, of_task, each in zip(names, tasks.values(), methods, strict=True):
         task = f"{name} ({of_task[0].place})" if names.count(name) > 1 else name
@@ -338,7 +339,10 @@ def _data_of(folder: _Folder) -> str:
         for runs in folder.methods.values()
         for run in runs
     }
-    return repr((folder.config["task"], counts))
+    config = folder.config
+    return repr(
+        (config["task"], task_title(config), config.get("label-column"), counts)
+    )
 
 
 def _by_method(folders: Sequence[_Folder]) -> dict[str, list[RunResult]]:

@@ -31,6 +31,7 @@ from flwr_frl.results.results import (
     read_object,
     read_rows,
     run_result,
+    task_title,
     tested_once,
 )
 from flwr_frl.results.tables import DETAILS, cells, formatted
@@ -122,7 +123,7 @@ def read_folder(folder: Path, once: str = "") -> dict[str, Any]:
         # The name only: the page may be sent to others, who need not know the path.
         "folder": folder.absolute().name,
         "command": _command(runs, shared),
-        "task": " and ".join({str(run.settings["task"]) for run in every}),
+        "task": " and ".join(sorted({task_title(run.settings) for run in every})),
         "settings": _text(shared),
         "table": cells(entries, evaluated_on, DETAILS),
         "legend": Comparison(rows, evaluated_on, once=once).legend,

@@ -48,8 +48,11 @@ from flwr_frl.results.trackers import Tracking
 
 def console_of_bars() -> Console:
     """Return the console of progress bars, which also works in notebooks."""
-    if not Console().is_jupyter:
-        return Console()
+    console = Console()
+    if not console.is_jupyter:
+        # Lines in a file or a pipe are not cut.
+        console.width = console.width if console.is_terminal else 250
+        return console
     # Without `ipywidgets`, rich's own bar for notebooks shows only a warning.
     return Console(stderr=True, force_jupyter=False, force_terminal=True)
 

@@ -27,6 +27,8 @@ Row = dict[str, Any]
 METRICS, CLIENTS, STATUS = "metrics.jsonl", "clients.json", "status.json"
 NEWCOMERS = "newcomers.json"
 SUMMARY, PLOT, PAGE = "summary.json", "accuracy.png", "report.html"
+# Tasks that tables and pages name by their file or folder.
+OWN_DATA = ("table", "linear-table", "image-folder", "text-folder")
 # The entry of a row with the metrics of each client that was evaluated.
 CLIENT_METRICS = "client-metrics"
 # Metrics by which runs are compared, the preferred one first.
@@ -66,6 +68,12 @@ WITHOUT_DEVIATION = (
 PROTOCOLS = ("mean-last", "last", "best-validation")
 # Text of a result of one round
 ONE_ROUND = "last evaluated round"
+
+
+def task_title(settings: Settings) -> str:
+    """Return the name of a run's task, or that of the file or folder of its data."""
+    name, data = str(settings["task"]), Path(str(settings.get("data-dir", "")))
+    return data.stem if name in OWN_DATA and data.name else name
 
 
 def quality(names: Container[str]) -> str:

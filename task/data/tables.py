@@ -60,7 +60,7 @@ LABEL_NAMES = ("label", "labels", "target", "class")
 CLIENT_NAMES = (
     *("client", "user", "subject", "person", "participant", "patient", "device"),
 )
-NUMBERS = {"id", "index", "row", "number", "unique", "unnamed", "timestamp"}
+NUMBERS = {"id", "index", "row", "number", "unique", "unnamed", "timestamp", "time"}
 # Cells of CSV files without a value, besides those that pandas writes.
 EMPTY = ["", "?", "NA", "N/A", "NaN", "nan", "null", "None"]
 # A number as texts of a column have it in which few other cells are none.
@@ -106,8 +106,10 @@ class ColumnSettings(DataSettings):
     test_fraction : float, default 0.2
         Fraction of the examples that is for testing if the data have no part ``test``
         or ``validation``; the same examples for all seeds. If there are clients, it is
-        a fraction of each client's examples. They are drawn at random: for rows in the
-        order of time, set ``window``, which holds out the last rows.
+        a fraction of each client's examples.
+    split : {"random", "time"}, default "random"
+        Which rows are held out: drawn at random, or the last ones of each client, for
+        rows in the order of time. Windows are always split by time.
     data_subset : str, default ""
         A folder in the data set, to use only its files.
     """
@@ -120,6 +122,7 @@ class ColumnSettings(DataSettings):
     window: int = setting(0, ge=0, le=100_000)
     stride: int = setting(0, ge=0, unused_if={"window": (0,)})
     test_fraction: float = setting(0.2, gt=0, lt=1)
+    split: Literal["random", "time"] = setting("random")
     data_subset: str = setting("", form="a folder", safe=True)
 
 
@@ -165,7 +168,7 @@ def table_files(
             return _dataset(name, table, settings, alone)
 
     chosen = [getattr(settings, field.name) for field in fields(ColumnSettings)]
-    return f"table/3{FORM}/{version}/{chosen}/{alone}", read
+    return f"table/4{FORM}/{version}/{chosen}/{alone}", read
 
 
 def _downloaded(name: str, settings: ColumnSettings) -> Path:
@@ -377,13 +380,15 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
         numbers = sliding_window_view(numbers[order], s.window, axis=0)
         targets, owners = (each[order][s.window - 1 :] for each in (targets, owners))
     elif n == len(rows):
-        tested = held_out(owners, s.test_fraction)
+        by_time = s.split == "time"
+        tested = held_out(owners, s.test_fraction, by_time)
         allowed = f"smaller, so that some of the {n} examples remain for training"
         require(len(tested) < n, "test-fraction", s.test_fraction, allowed)
         parts = [np.setdiff1d(parts[0], tested), tested]
         notes += (
-            f"{name!r} has no test split: {len(tested)} of the {n} examples, drawn at "
-            "random, are held out for testing",
+            f"{name!r} has no test split: {len(tested)} of the {n} examples, "
+            f"{'the last ones' if by_time else 'drawn at random'}, are held out for "
+            "testing",
         )
     images: list[Any] = [numbers[part] for part in parts] if not is_image else []
     if is_image:
@@ -449,7 +454,7 @@ def _windows(
     return order, [np.array(each) for each in starts], np.diff(edges)
 
 
-def held_out(clients: Integers, fraction: float) -> Integers:
+def held_out(clients: Integers, fraction: float, by_time: bool = False) -> Integers:
     """Return ascending rows for testing, the same for all seeds.
 
     Parameters
@@ -458,10 +463,13 @@ def held_out(clients: Integers, fraction: float) -> Integers:
         Client of each row. Each has its share of the test rows, up to one row.
     fraction : float
         Share of the rows that is for testing; at least one row.
+    by_time : bool, default False
+        Whether they are the last rows of each client.
     """
     count = len(clients)
     tested = max(1, round(count * fraction))
     order = np.random.default_rng(HELD_OUT_SEED).permutation(count)
+    order = np.arange(count)[::-1] if by_time else order
     names = clients[order].astype(str)
     _, starts = np.unique(np.sort(names), return_index=True)
     rows_of = np.split(order[np.argsort(names, kind="stable")], starts[1:])

@@ -1,13 +1,25 @@
 """The LaTeX table, references and figures of a comparison."""
 
 import re
+import shutil
+import subprocess
 
+import pytest
 from compared_runs import FEDAVG, FEDPER, FEDREP, with_seeds, write_runs
 from refusals import code_of
 
 from flwr_frl import compare
 from flwr_frl.common.algorithms import ALGORITHMS
 from flwr_frl.results.comparison import references, write_paper
+from flwr_frl.results.results import task_title
+
+PAPER = r"""\documentclass[twocolumn]{article}
+\usepackage{booktabs}
+\begin{document}
+\begin{table}\centering\input{table}\caption{Results}\end{table}
+\nocite{*}\bibliographystyle{plain}\bibliography{references}
+\end{document}
+"""
 
 
 def lines_of(output) -> list[str]:
@@ -64,3 +76,28 @@ def test_several_tasks_are_columns_with_mean_ranks(tmp_path, figures):
 def test_each_algorithm_has_a_reference():
     assert [name for name in ALGORITHMS if not references([name])] == ["local"]
     assert references(["fedrep (slow)"]) == references(["fedrep"])
+
+
+@pytest.mark.skipif(not shutil.which("pdflatex"), reason="no LaTeX is installed")
+@pytest.mark.parametrize("several", [False, True])
+def test_the_table_compiles_and_fits_into_a_column(tmp_path, several):
+    methods = {"fedavg-ft": FEDAVG, "My_Rep": FEDREP, "lg-fedavg": FEDPER}
+    folders = [with_seeds(tmp_path / "a_#%", 2, **methods)]
+    if several:
+        folders.append(write_runs(tmp_path / "~^&{z}", examples=9, **methods))
+    comparison = compare(*folders)
+    write_paper(tmp_path, comparison, () if several else ["accuracy", "p", "effect"])
+    (tmp_path / "paper.tex").write_text(PAPER)
+    command = ("pdflatex", "-interaction=nonstopmode", "-halt-on-error", "paper")
+    for words in (command, ("bibtex", "paper"), command):
+        done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout
+        assert "Overfull" not in done.stdout
+    assert "Warning" not in (tmp_path / "paper.blg").read_text()
+
+
+def test_a_task_of_own_data_is_named_by_its_file():
+    own = {"task": "table", "data-dir": "/home/me/gait_2024.csv"}
+    assert task_title(own) == "gait_2024"
+    assert task_title({**own, "task": "cifar10"}) == "cifar10"
+    assert task_title({"task": "table", "data-dir": ""}) == "table"

@@ -98,6 +98,16 @@ def test_each_file_of_a_folder_is_a_client(tmp_path, built):
     assert len(task.train_examples(0)) + len(task.test_examples(0)) == 80
 
 
+def test_a_split_by_time_holds_out_the_last_rows_of_each_client(tmp_path, built):
+    columns = {**people(), "t": list(range(PEOPLE * EACH))}
+    path = write(tmp_path / "people.csv", columns)
+    task = built(path, split="time", input_columns="t", standardize="none")
+    for client in range(PEOPLE):
+        rows = list(range(client, PEOPLE * EACH, PEOPLE))
+        assert task.train_examples(client).inputs[:, 0].tolist() == rows[:16]
+        assert task.test_examples(client).inputs[:, 0].tolist() == rows[16:]
+
+
 # Standardisation
 
 
