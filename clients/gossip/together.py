@@ -36,6 +36,7 @@ from flwr_frl.task.devices import seed
 from flwr_frl.task.examples import Batch
 from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.resident import train_examples
+from flwr_frl.task.training.captured import called
 from flwr_frl.task.training.cohort import RefusedKeys
 from flwr_frl.task.training.local_training import fewest
 from flwr_frl.task.training.stacked import Objective, PooledExamples
@@ -294,18 +295,23 @@ class Nodes:
         client, flat = self.client, self.client.flat
         objective = Objective(client.model, client.task.loss)
         g, losses = torch.zeros_like(client.x), client.x.new_zeros(len(client.x))
+        key = Nodes, client.model.kind, client.task.loss, client.settings.bfloat16
+
+        def of_group(x: Tensor, *batch: Tensor) -> list[Tensor]:
+            with client.settings.autocast():
+                rows = flat.views(x), flat.names
+                gradients, losses = objective.gradients(*rows, batch, [])
+            # Parameters without a gradient have 0.
+            of_nodes = torch.zeros_like(x)
+            views = flat.views(of_nodes).values()
+            for view, gradient in zip(views, gradients, strict=True):
+                if gradient is not None:
+                    view.copy_(gradient)
+            return [of_nodes, losses.float()]
+
         for k in range(client.settings.local_steps):
             for place, batches in groups:
-                x = client.x[place]
-                with client.settings.autocast():
-                    rows = flat.views(x), flat.names
-                    gradients, of_group = objective.gradients(*rows, batches[k], [])
-                # Parameters without a gradient have 0.
-                of_nodes = torch.zeros_like(x)
-                for view, gradient in zip(
-                    flat.views(of_nodes).values(), gradients, strict=True
-                ):
-                    if gradient is not None:
-                        view.copy_(gradient)
-                g[place], losses[place] = of_nodes, of_group.float()
+                arguments = client.x[place], *batches[k]
+                results = called(objective, of_group, arguments, key)
+                g[place], losses[place] = results
             yield g, losses

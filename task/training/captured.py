@@ -7,20 +7,28 @@ captured, and if they differ, the step goes on without one.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from logging import getLogger
 from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from flwr_frl.common.run_cache import run_cache, run_object
+from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import error_line
-from flwr_frl.task.training.stacked import StackedBatch, StackedOptimizer, steps_at_once
+from flwr_frl.task.training.stacked import (
+    Objective,
+    StackedBatch,
+    StackedOptimizer,
+    steps_at_once,
+)
 
 # Calls before the capture, in which libraries allocate their workspaces.
 WARM_UP = 2
 # Most kinds of steps whose tensors and graphs are kept; the least recently used go.
 MOST = 16
+# Maps tensors to tensors, or None.
+Function = Callable[..., Sequence[Tensor | None]]
 log = getLogger("task")
 
 
@@ -44,27 +52,58 @@ class PythonGraph:
         self.replay = step
 
 
+class Shared:
+    """A stream on which a run's graphs are captured, and the memory that they share.
+
+    Graphs keep no results in the memory of their intermediate values, and run one at a
+    time. Libraries keep a workspace for each stream.
+    """
+
+    def __init__(self) -> None:
+        self.stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        # As long as this graph exists, so does the memory.
+        self.first = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.first, stream=self.stream):
+            torch.zeros(1, device="cuda")
+
+
+@run_cache(maxsize=1)
+def _shared() -> Shared:
+    return Shared()
+
+
 class CudaGraph:
     """A CUDA graph of a step; the parameters are those of `PythonGraph`."""
 
     def __init__(self, step: Callable[[], None]) -> None:
-        stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        current = torch.cuda.current_stream()
+        shared, graph = _shared(), torch.cuda.CUDAGraph()
+        stream, current = shared.stream, torch.cuda.current_stream()
         stream.wait_stream(current)
-        with torch.cuda.stream(stream):
-            for _ in range(WARM_UP):
-                step()
-        current.wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        # Graphs keep no results in the memory of their intermediate values, and run one
-        # at a time, so they can share it.
-        with torch.cuda.graph(graph, pool=run_object(torch.cuda.graph_pool_handle)):
-            step()
+        try:
+            # This context restores the stream, which a failed capture does not.
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UP):
+                    step()
+                self._capture(graph, shared, step)
+        finally:
+            current.wait_stream(stream)
         self.replay = graph.replay
+
+    @staticmethod
+    def _capture(graph: Any, shared: Shared, step: Callable[[], None]) -> None:
+        try:
+            with torch.cuda.graph(graph, shared.first.pool(), shared.stream):
+                step()
+        except Exception:
+            # torch's allocator still refers to this graph, and refuses others.
+            GRAPHS.pop("cuda", None)
+            _failed.append(graph)
+            raise
 
 
 # How steps are captured on each type of device.
 GRAPHS: dict[str, Callable[[Callable[[], None]], Graph]] = {"cuda": CudaGraph}
+_failed: list[Any] = []
 
 
 class CapturedStep:
@@ -109,7 +148,8 @@ class CapturedStep:
                 reason = "its replay gives other results"
         # CUDA and users' modules raise exceptions of many types.
         except Exception as error:
-            reason = error_line(error)[:200]
+            # An error in a capture causes another one at its end.
+            reason = error_line(error.__context__ or error)[:200]
         if reason:
             self.graph = None
             self._write(expected)
@@ -124,7 +164,7 @@ def _equal(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-class CapturedOptimizer(StackedOptimizer):
+class CapturedTraining:
     """A `StackedOptimizer` on tensors that stay in place, whose steps are captured.
 
     Steps of all models are captured, one for each form of their batches. Steps of some
@@ -137,39 +177,41 @@ class CapturedOptimizer(StackedOptimizer):
     """
 
     def __init__(self, like: StackedOptimizer) -> None:
-        super().__init__(
+        self.training = StackedOptimizer(
             like.objective,
             {name: tensor.clone() for name, tensor in like.state.items()},
             [tensor.clone() for tensor in like.constants],
             {name: tensor.clone() for name, tensor in like.correction.items()},
             like.sgd,
         )
+        self.state = self.training.state
         # Graphs may read tensors of its modules.
         self._first = like.objective
-        self._steps: dict[Hashable, _Steps] = {}
+        self._steps: dict[Hashable, Steps] = {}
 
     def load(self, like: StackedOptimizer) -> None:
         """Start with another optimiser's tensors, which have the same form."""
-        for tensor, value in zip(self.given, like.given, strict=True):
+        for tensor, value in zip(self.training.given, like.given, strict=True):
             tensor.copy_(value)
-        for moment in self.all_moments:
+        for moment in self.training.all_moments:
             moment.zero_()
-        self.objective = like.objective
+        self.training.objective = like.objective
+        # Code of a user may compute something else in this call.
         for each in self._steps.values():
             each.step.is_due = each.step.graph is not None and not self._first.is_known
 
     def run(self, batches: StackedBatch, sums: Tensor) -> None:
         """Make successive steps; see `StackedOptimizer.run`."""
         if batches.members is not None:
-            super().run(batches, sums)
+            self.training.run(batches, sums)
             return
         form = tuple(t if t is None else _form(t[0]) for t in batches[:3])
         if form not in self._steps:
-            self._steps[form] = _Steps(self, batches)
+            self._steps[form] = Steps(self.training, batches)
         self._steps[form].run(batches, sums)
 
 
-class _Steps:
+class Steps:
     """Steps with batches of one form, which a counter on the device selects.
 
     Parameters
@@ -183,26 +225,12 @@ class _Steps:
     def __init__(self, training: StackedOptimizer, batches: StackedBatch) -> None:
         x = batches.inputs
         most = steps_at_once(x[0].numel(), x.device)
-        self.training = training
         self.batches = [None if t is None else _rows(t, most) for t in batches[:3]]
         self.counter = torch.zeros(1, dtype=torch.int64, device=x.device)
         self.sums = torch.zeros(2, x.shape[1], device=x.device)
+        step = partial(_step, training, self.batches, self.counter, self.sums)
         changed = [*training.state.values(), *training.all_moments]
-        self.step = CapturedStep(self._step, [*changed, self.counter, self.sums])
-
-    def _step(self) -> None:
-        x, y, weights = (t if t is None else self._selected(t) for t in self.batches)
-        batch = StackedBatch(cast(Tensor, x), cast(Tensor, y), weights, None)
-        self.sums[0] += self.training.step(batch) * batch.counts
-        self.sums[1] += batch.counts
-        # Calls before a capture may go beyond the last row.
-        self.counter.add_(1).remainder_(len(cast(Tensor, self.batches[0])))
-
-    def _selected(self, tensor: Tensor) -> Tensor:
-        """Return the row that the counter selects, in the memory format of a row."""
-        row = tensor[0]
-        memory = tensor.as_strided((len(tensor), row.numel()), (row.numel(), 1))
-        return memory.index_select(0, self.counter).as_strided(row.shape, row.stride())
+        self.step = CapturedStep(step, [*changed, self.counter, self.sums])
 
     def run(self, batches: StackedBatch, sums: Tensor) -> None:
         """Make the steps; see `StackedOptimizer.run`."""
@@ -214,6 +242,94 @@ class _Steps:
         for _ in batches.inputs:
             self.step()
         sums.copy_(self.sums)
+
+
+def _step(
+    training: StackedOptimizer,
+    batches: Sequence[Tensor | None],
+    counter: Tensor,
+    sums: Tensor,
+) -> None:
+    """Make the step that the counter selects, and advance the counter."""
+    x, y, weights = (t if t is None else _selected(t, counter) for t in batches)
+    batch = StackedBatch(cast(Tensor, x), cast(Tensor, y), weights, None)
+    sums[0] += training.step(batch) * batch.counts
+    sums[1] += batch.counts
+    # Calls before a capture may go beyond the last row.
+    counter.add_(1).remainder_(len(cast(Tensor, batches[0])))
+
+
+def _selected(tensor: Tensor, counter: Tensor) -> Tensor:
+    """Return the row that a counter selects, in the memory format of a row."""
+    row = tensor[0]
+    memory = tensor.as_strided((len(tensor), row.numel()), (row.numel(), 1))
+    return memory.index_select(0, counter).as_strided(row.shape, row.stride())
+
+
+class CapturedFunction:
+    """A function of tensors on copies that stay in place, whose calls are captured.
+
+    Parameters
+    ----------
+    function : callable
+        Returns new tensors, arguments that it has changed, or None; which of them are
+        None depends only on the form of its arguments.
+    arguments : sequence of Tensor
+        Arguments of the form of all calls.
+    """
+
+    def __init__(self, function: Function, arguments: Sequence[Tensor]) -> None:
+        self.arguments = [tensor.clone() for tensor in arguments]
+        self.results = [
+            None if result is None else torch.empty_like(result)
+            for result in function(*self.arguments)
+        ]
+        step = partial(_call, function, self.arguments, self.results)
+        written = [result for result in self.results if result is not None]
+        self.step = CapturedStep(step, [*self.arguments, *written])
+
+    def __call__(self, arguments: Sequence[Tensor]) -> Sequence[Any]:
+        """Return the results, which the next call overwrites."""
+        for tensor, value in zip(self.arguments, arguments, strict=True):
+            tensor.copy_(value)
+        self.step()
+        return self.results
+
+
+def _call(
+    function: Function, arguments: Sequence[Tensor], results: Sequence[Tensor | None]
+) -> None:
+    for result, value in zip(results, function(*arguments), strict=True):
+        if result is not None:
+            result.copy_(cast(Tensor, value))
+
+
+def called(
+    objective: Objective, function: Function, arguments: Sequence[Tensor], key: Hashable
+) -> Sequence[Any]:
+    """Return the results of a function, captured if it is possible on the device.
+
+    Parameters
+    ----------
+    objective : Objective
+        Computed by the function.
+    function, arguments
+        As of `CapturedFunction`.
+    key : Hashable
+        Equal for functions that compute the same.
+
+    Returns
+    -------
+    sequence of Tensor or None
+        The results, which the next call overwrites.
+    """
+    # Code of a user would be compared in each call, of which none would be faster.
+    if arguments[0].device.type not in GRAPHS or not objective.is_known:
+        return function(*arguments)
+    kept = _kept((key, *map(_form, arguments)))
+    if not kept:
+        kept.append(CapturedFunction(function, arguments))
+    return cast(CapturedFunction, kept[0])(arguments)
 
 
 def _form(tensor: Tensor) -> Hashable:
@@ -234,8 +350,10 @@ def _kept(key: Hashable) -> list[Any]:
     return []
 
 
-def captured(training: StackedOptimizer, key: Hashable) -> StackedOptimizer:
-    """Return an optimiser that continues with captured steps, if the device has them.
+def captured(
+    training: StackedOptimizer, key: Hashable
+) -> StackedOptimizer | CapturedTraining:
+    """Return the optimiser with captured steps, if they exist on its device.
 
     Parameters
     ----------
@@ -251,10 +369,11 @@ def captured(training: StackedOptimizer, key: Hashable) -> StackedOptimizer:
     if kept:
         kept[0].load(training)
     else:
-        kept.append(CapturedOptimizer(training))
-    return cast(StackedOptimizer, kept[0])
+        kept.append(CapturedTraining(training))
+    return cast(CapturedTraining, kept[0])
 
 
 def forget() -> None:
     """Release the graphs and tensors of the run."""
     _kept.cache_clear()  # type: ignore[attr-defined]
+    _shared.cache_clear()  # type: ignore[attr-defined]
