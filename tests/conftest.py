@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import settings as hypothesis_settings
 from torch import nn
 
+from flwr_frl.common.arrays import enter_run
 from flwr_frl.results.comparison import write_figures
 from flwr_frl.task.models import MODELS
 from flwr_frl.task.training import local_training as calls
@@ -82,8 +82,7 @@ def pytest_collection() -> Generator[None, object, object]:
 @pytest.fixture(scope="session", autouse=True)
 def _surroundings(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     torch.set_num_threads(1)
-    # Flower refuses to build a Message outside of a run.
-    TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
+    enter_run()
     with pytest.MonkeyPatch.context() as patch:
         # Otherwise, threads of one process spin while threads that they wait for have
         # no core: 20 s of work took 300 s of CPU time.

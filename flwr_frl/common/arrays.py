@@ -3,25 +3,38 @@
 Flower's own Array always holds the bytes of an .npy file. A simulation in one process
 would write and parse these bytes for each client, although no other process reads them.
 `MemoryArray` holds values instead, and `RowReply` a row of the arrays of all replies.
+
+Private parts of Flower are used here only. `docs/flower-versions.md` lists these
+functions, each with its fallback if a release lacks the part.
 """
 
+import inspect
 import io
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, Message, Metadata, MetricRecord, RecordDict
-from flwr.common.constant import SType
+from flwr.serverapp import Grid
 
 from flwr_frl.common.messages import ARRAYS, METRICS
+from flwr_frl.common.settings import SettingsError
 
 NDArray = npt.NDArray[Any]
-Record = TypeVar("Record")
+Record = TypeVar("Record", bound=MutableMapping[str, Any])
 # Up to this many values, testing each is faster than the sum of their squares.
 SMALL = 2**13
+# How Flower names arrays whose bytes are an .npy file.
+NPY = Array(np.empty(0)).stype
+# The node id of the SuperLink, which is part of Flower's protocol.
+SUPERLINK = 1
+FIELDS = inspect.signature(Metadata).parameters
+# Raised if an object has no private attribute of this name.
+MOVED = (AttributeError, KeyError)
 
 
 class MemoryArray(Array):
@@ -44,10 +57,7 @@ class MemoryArray(Array):
         values = np.asarray(values, order="C").view()
         values.flags.writeable = False
         self.__dict__.update(
-            dtype=dtype_name(values.dtype),
-            shape=shape,
-            stype=SType.NUMPY,
-            values=values,
+            dtype=dtype_name(values.dtype), shape=shape, stype=NPY, values=values
         )
 
     @property
@@ -89,8 +99,8 @@ def values_of(array: Array) -> NDArray:
     """
     if isinstance(array, MemoryArray):
         return array.values
-    if array.stype != SType.NUMPY:
-        raise ValueError(f"it is serialised as {array.stype!r}, not {SType.NUMPY!r}")
+    if array.stype != NPY:
+        raise ValueError(f"it is serialised as {array.stype!r}, not {NPY!r}")
     stream = io.BytesIO(array.data)
     values: NDArray = np.lib.format.read_array(stream, allow_pickle=False)
     values.flags.writeable = False
@@ -118,14 +128,26 @@ def fill(record: Record, entries: Mapping[str, Any]) -> Record:
     The entries must be of allowed types. Flower checks each of them, which takes
     longer than all other work on the small messages of a simulation.
     """
-    record.__dict__["_data"].update(entries)
+    try:
+        record.__dict__["_data"].update(entries)
+    except MOVED:
+        record.update(entries)
     return record
 
 
 def entries_of(record: Any) -> dict[str, Any]:
     """Return the dictionary inside one of Flower's records. Do not modify it."""
-    entries: dict[str, Any] = record.__dict__["_data"]
+    try:
+        entries: dict[str, Any] = record.__dict__["_data"]
+    except MOVED:
+        return dict(record)
     return entries
+
+
+def message_of(content: RecordDict, metadata: Metadata) -> Message:
+    """Return a message with these parts."""
+    make: Callable[..., Message] = Message
+    return make(content, metadata=metadata)
 
 
 def message_like(message: Message, content: RecordDict, **fields: Any) -> Message:
@@ -140,12 +162,45 @@ def message_like(message: Message, content: RecordDict, **fields: Any) -> Messag
     **fields
         Fields of `Metadata`, of valid types.
     """
+    about = vars(message.metadata)
+    if "_metadata" not in vars(message) or "_message_id" not in about:
+        public = {name: getattr(message.metadata, name) for name in FIELDS}
+        public |= {name: fields[name] for name in FIELDS if name in fields}
+        return message_of(content, Metadata(**public))
     metadata = Metadata.__new__(Metadata)
-    metadata.__dict__.update(message.metadata.__dict__)
+    metadata.__dict__.update(about)
     metadata.__dict__.update({f"_{name}": value for name, value in fields.items()})
     copied = Message.__new__(Message)
     copied.__dict__.update(_metadata=metadata, _content=content, _error=None)
     return copied
+
+
+def enter_run() -> None:
+    """Let this process build messages, which Flower allows only within a run.
+
+    Raises `SettingsError` if this release of Flower still builds none.
+    """
+    identity: Any = getattr(sys.modules[Message.__module__], "TaskIdentity", None)
+    if identity is not None:
+        identity.run_id, identity.task_id, identity.node_id = 1, 1, 0
+    try:
+        Message(RecordDict(), 1, "train")
+    except Exception as error:
+        text = "this release of Flower builds messages only for flwr run: "
+        raise SettingsError(f"{text}{error}; install flwr 1.42", "flower") from None
+
+
+def response_hooks(grid: Grid) -> list[Callable[..., None]]:
+    """Return the functions that a grid's connection calls before it reads a body.
+
+    They are an unused list if a grid has no connection of httpx.
+    """
+    connection: Any = getattr(grid, "_runtime_client", None)
+    try:
+        hooks: list[Callable[..., None]] = connection._client.event_hooks["response"]
+    except MOVED:
+        return []
+    return hooks
 
 
 def reply_with(content: RecordDict, message: Message) -> Message:
@@ -225,8 +280,8 @@ class RowReply(Message):
     arrays: RowArrays
 
     def __init__(self, rows: ReplyRows, row: int, message: Message) -> None:
-        unread = reply_with(UNREAD, message).__dict__
-        self.__dict__.update(unread, arrays=RowArrays(rows, row))
+        self.__dict__.update(reply_with(UNREAD, message).__dict__)
+        self.__dict__.update(_content=UNREAD, arrays=RowArrays(rows, row))
 
     def made(self) -> RecordDict:
         """Return the records."""
@@ -263,8 +318,7 @@ class RowReply(Message):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Serialise as a plain message."""
-        state = {"_metadata": self.metadata, "_content": self.content, "_error": None}
-        return Message.__new__, (Message,), state
+        return message_of, (self.content, self.metadata)
 
 
 UNREAD = RecordDict()

@@ -5,12 +5,13 @@ import logging
 import os
 import re
 import sys
+import tomllib
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
-from flwr_frl.common.settings import SettingsError, TrainingDivergedError
+from flwr_frl.common.settings import Setting, SettingsError, TrainingDivergedError
 
 # A pair ``name=value``, as in flwr.common.config.parse_config_args.
 PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
@@ -69,20 +70,35 @@ def _without_traceback(record: logging.LogRecord) -> bool:
     return True
 
 
-def run_config(texts: list[str]) -> dict[str, Any]:
-    """Parse the values of ``--run-config``: pairs, and TOML files."""
-    # Takes long to import, and is not needed for `--help`.
-    from flwr.common.config import parse_config_args
-
-    pairs = " ".join(text for text in texts if not text.endswith(".toml"))
+def run_config(texts: list[str]) -> dict[str, Setting]:
+    """Parse ``--run-config`` as ``flwr run`` does: pairs, or one TOML file."""
     try:
-        # Flower ignores text that is not a pair.
-        if PAIR.sub("", pairs).strip():
-            raise ValueError
-        return parse_config_args(texts)
-    except Exception:
+        if len(texts) == 1 and texts[0].endswith(".toml"):
+            return _flat(tomllib.loads(Path(texts[0]).expanduser().read_text("utf-8")))
+        values: dict[str, Setting] = {}
+        for text in texts:
+            # Flower ignores text that is not a pair.
+            if PAIR.sub("", text).strip():
+                raise ValueError
+            pairs = (f"{name} = {value}" for name, value in PAIR.findall(text))
+            values |= _flat(tomllib.loads("\n".join(pairs)))
+        return values
+    except (OSError, ValueError):
         raise SettingsError(
             f"--run-config {' '.join(texts)!r} cannot be read; expected a TOML file, "
             "or pairs as in 'seed=1 model=\"mlp\"', with / in paths",
             "run-config",
         ) from None
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Setting]:
+    """Return the values of a table, with the names of its tables before theirs."""
+    values: dict[str, Setting] = {}
+    for name, value in table.items():
+        if isinstance(value, dict):
+            values |= _flat(value, f"{prefix}{name}.")
+        elif isinstance(value, Setting):
+            values[prefix + name] = value
+        else:
+            raise ValueError
+    return values

@@ -17,10 +17,9 @@ from typing import Any, TypeVar
 import httpx
 from flwr.app import Error, Message, RecordDict
 from flwr.common import log
-from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.serverapp import Grid
 
-from flwr_frl.common.arrays import message_like
+from flwr_frl.common.arrays import SUPERLINK, message_like, response_hooks
 from flwr_frl.common.settings import SettingsError, error_line
 from flwr_frl.common.text import several
 
@@ -155,17 +154,16 @@ def request(call: Callable[[], T]) -> T:
 def limited(grid: Grid, largest: float) -> Iterator[None]:
     """Raise `ValueError` before more bytes than ``largest`` are downloaded.
 
-    Flower downloads all objects of a reply in one call, in threads. Its connection is
-    not public; httpx calls event hooks before it reads a body.
+    Flower downloads all objects of a reply in one call, in threads.
     """
-    runtime, sizes = getattr(grid, "_runtime_client", None), list[int]()
+    sizes = list[int]()
 
     def check(response: httpx.Response) -> None:
         sizes.append(int(response.headers.get("content-length", 0)))
         if sum(sizes) > largest:
             raise ValueError(f"it has more than {largest:,.0f} bytes")
 
-    hooks = runtime._client.event_hooks["response"] if runtime else []
+    hooks = response_hooks(grid)
     hooks.append(check)
     try:
         yield
@@ -202,7 +200,7 @@ def _check_envelope(reply: Message, message: Message) -> None:
     about, asked = reply.metadata, message.metadata
     if about.reply_to_message_id != asked.message_id:
         raise ValueError("it says that it answers another message")
-    of_superlink = about.src_node_id == SUPERLINK_NODE_ID and reply.has_error()
+    of_superlink = about.src_node_id == SUPERLINK and reply.has_error()
     if about.src_node_id != asked.dst_node_id and not of_superlink:
         raise ValueError(f"it says that it is of node {about.src_node_id}")
 

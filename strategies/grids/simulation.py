@@ -12,15 +12,15 @@ from collections import UserDict
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from logging import ERROR, WARNING
+from types import SimpleNamespace
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common import log
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
+from flwr_frl.common.arrays import enter_run, message_like
 from flwr_frl.common.messages import ANSWERS_NO_QUERY
 from flwr_frl.common.settings import (
     ResourceError,
@@ -128,7 +128,7 @@ class InlineGrid(Grid):
     # on_demand: clients train while their replies are iterated over. in_process: no
     # outages, and no clients that connect later.
     on_demand, in_process = False, True
-    run = Run.create_empty(run_id=1)
+    run: Any = SimpleNamespace(run_id=1)
 
     def __init__(
         self,
@@ -137,8 +137,7 @@ class InlineGrid(Grid):
         run_config: UserConfig | None = None,
     ) -> None:
         self._app = client_app
-        # Flower cannot build a Message outside of a run.
-        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
+        enter_run()
         self.contexts = Contexts(num_clients, run_config or {})
         self._pending: dict[str, Message] = {}
         self._numbers = itertools.count(1)
@@ -152,7 +151,7 @@ class InlineGrid(Grid):
                 self._shown.add(reason)
                 log(ERROR, "a client failed: %s\n%s", reason, text.rstrip())
 
-    def set_run(self, run: Run) -> None:
+    def set_run(self, run: Any) -> None:
         """Set the run."""
         self.run = run
 
@@ -169,8 +168,8 @@ class InlineGrid(Grid):
         ids = []
         for message in messages:
             message_id = f"{next(self._numbers)}"
-            message.metadata.__dict__["_message_id"] = message_id
-            self._pending[message_id] = message
+            named = message_like(message, message.content, message_id=message_id)
+            self._pending[message_id] = named
             ids.append(message_id)
         return ids
 

@@ -11,10 +11,10 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.common.constant import SType
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
+    NPY,
     MemoryArray,
     ReplyRows,
     RowArrays,
@@ -204,7 +204,7 @@ def reply_arrays(reply: Message) -> ArrayRecord:
         raise InvalidReplyError(f"has no arrays under {keys.ARRAYS!r}")
     for name, array in record.items():
         try:
-            valid = np.dtype(array.dtype).kind in "biuf" and array.stype == SType.NUMPY
+            valid = np.dtype(array.dtype).kind in "biuf" and array.stype == NPY
         except (TypeError, ValueError, SyntaxError):
             valid = False
         if not valid:

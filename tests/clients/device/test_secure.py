@@ -146,11 +146,11 @@ def test_short_steps_load_no_torch():
     code = """if True:
         import sys
         from flwr.app import Context, Message, RecordDict
-        from flwr.supercore.task_identity import TaskIdentity
+        from flwr_frl.common.arrays import enter_run
         from flwr_frl.clients.client_app import app
         from flwr_frl.common.secure.fixed_point import Plan
         from flwr_frl.common.secure.messages import SECURE, SHORT, record_of
-        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 0
+        enter_run()
         plan = Plan(3, 32, 8.0, 3).text.encode()
         record = record_of("keys", b"session", {7: plan})
         message = Message(RecordDict({SECURE: record}), 7, SHORT)
