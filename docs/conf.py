@@ -23,6 +23,7 @@ os.environ.setdefault("PYTHONWARNINGS", "ignore:install:UserWarning")
 
 import flwr_frl  # noqa: E402
 from docs.links import for_site  # noqa: E402
+from docs.notebooks import with_link  # noqa: E402
 from docs.pages import write_pages  # noqa: E402
 
 project = "flwr-frl"
@@ -92,8 +93,9 @@ if repository := os.environ.get("GITHUB_REPOSITORY"):
 
 
 def _relink(app: Any, name: str, source: list[str]) -> None:
-    """Replace a page's links to files by links to pages of the site."""
-    source[0] = for_site(source[0], Path(app.env.doc2path(name)))
+    """Link to pages of the site instead of files, and from tutorials to Colab."""
+    path = Path(app.env.doc2path(name))
+    source[0] = with_link(for_site(source[0], path), path)
 
 
 def _is_foreign(app: Any, what: str, name: str, found: Any, *_: Any) -> bool | None:
