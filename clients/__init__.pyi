@@ -1,3 +1,4 @@
+from flwr_frl.clients.afl import AFLClient as AFLClient
 from flwr_frl.clients.apfl import APFLClient as APFLClient
 from flwr_frl.clients.base import Client as Client
 from flwr_frl.clients.base import TrainingSettings as TrainingSettings
@@ -52,6 +53,7 @@ from flwr_frl.clients.per_fedavg import PerFedAvgClient as PerFedAvgClient
 from flwr_frl.clients.pfedfda import PFedFDAClient as PFedFDAClient
 from flwr_frl.clients.pfedhn import PFedHNClient as PFedHNClient
 from flwr_frl.clients.pfedme import PFedMeClient as PFedMeClient
+from flwr_frl.clients.q_fedavg import QFedAvgClient as QFedAvgClient
 from flwr_frl.clients.representation_transfer import FeatureTransferClient as FeatureTransferClient
 from flwr_frl.clients.representation_transfer import RepresentationTransferClient as RepresentationTransferClient
 from flwr_frl.clients.scaffold import SCAFFOLDClient as SCAFFOLDClient

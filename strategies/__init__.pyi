@@ -1,4 +1,5 @@
 from flwr_frl.common.algorithms import ALGORITHMS as ALGORITHMS
+from flwr_frl.strategies.afl import AFL as AFL
 from flwr_frl.strategies.algorithms import build_strategy as build_strategy
 from flwr_frl.strategies.averaging import APFL as APFL
 from flwr_frl.strategies.averaging import Ditto as Ditto
@@ -50,6 +51,7 @@ from flwr_frl.strategies.ifca import IFCA as IFCA
 from flwr_frl.strategies.multi_task import MultiTask as MultiTask
 from flwr_frl.strategies.multi_task import SyntheticMultiTask as SyntheticMultiTask
 from flwr_frl.strategies.pfedhn import PFedHN as PFedHN
+from flwr_frl.strategies.q_fedavg import QFedAvg as QFedAvg
 from flwr_frl.strategies.relaying import ChocoSGD as ChocoSGD
 from flwr_frl.strategies.relaying import DPSGD as DPSGD
 from flwr_frl.strategies.relaying import SQuARMSGD as SQuARMSGD

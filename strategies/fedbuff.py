@@ -14,12 +14,11 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
 from flwr.serverapp import Grid
 
 from flwr_frl.common.arrays import memory_record
-from flwr_frl.common.messages import ARRAYS, SERVER_ROUND
+from flwr_frl.common.messages import ARRAYS, BATCH_NORM, SERVER_ROUND
 from flwr_frl.common.settings import Settings, require, setting
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.inbox import Closing
-from flwr_frl.strategies.server.optimizer import BATCH_NORM
 from flwr_frl.strategies.server.replies import Arrays, as_float16, rounded_to, size_of
 from flwr_frl.strategies.server.round import Round
 from flwr_frl.strategies.server.traits import Algorithm

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from flwr_frl.clients.base import Client
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training.local_training import features_of
+from flwr_frl.task.training.local_training import evaluate, features_of
 from flwr_frl.task.training.sgd import SGD, Optimizer, freeze, loop
 
 # Maps a batch's inputs and targets to its loss, and to the value that is minimised.
@@ -60,6 +60,12 @@ def minimise(
         return loss.detach()
 
     return loop(step, client.train_examples, epochs, hyper, model)
+
+
+def received_loss(client: Client) -> float:
+    """Return the model's mean loss on all training examples, before it is trained."""
+    examples = client.train_examples.without_augmentation()
+    return evaluate(client.model, examples, client._loss)[0]
 
 
 def labelled_features(client: Client) -> tuple[Tensor, Tensor]:

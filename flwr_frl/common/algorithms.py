@@ -14,6 +14,8 @@ _TABLE = {
     "scaffold": ("scaffold:SCAFFOLD", "SCAFFOLD (Karimireddy et al., ICML 2020)"),
     "scaffold-ft": ("scaffold:SCAFFOLDFT", "SCAFFOLD-FT (fine-tuned in the end)"),
     "fednova": ("fednova:FedNova", "FedNova (Wang et al., NeurIPS 2020)"),
+    "q-fedavg": ("q_fedavg:QFedAvg", "q-FedAvg (Li et al., ICLR 2020)"),
+    "afl": ("afl:AFL", "AFL (Mohri et al., ICML 2019)"),
     "ditto": ("averaging:Ditto", "Ditto (Li et al., ICML 2021)"),
     "apfl": ("averaging:APFL", "APFL (Deng et al., 2020)"),
     "pfedme": ("averaging:PFedMe", "pFedMe (T. Dinh et al., NeurIPS 2020)"),

@@ -17,14 +17,20 @@ CONSENSUS = "consensus."
 # each mean.
 PROTOTYPES = "prototypes.means"
 PROTOTYPE_COUNTS = "prototypes.counts"
+# q-FedAvg's h_k.
+NORMALIZER = "normalizer.value"
 # FedFomo: prefix of the stacked models that a client receives, and a client's weights
 # of these.
 CANDIDATES = "candidates."
 FOMO_WEIGHTS = "weights.values"
 # Prefix of IFCA's models of all clusters, stacked.
 CLUSTERS = "clusters."
+# Suffixes of the names of batch norms' statistics, which must stay means.
+BATCH_NORM = ("running_mean", "running_var")
 
 # Keys in the metrics of a reply.
+# AFL: the loss of the received model on the client's training examples.
+RECEIVED_LOSS = "received-loss"
 # IFCA: the cluster that a client has chosen, from 0.
 CLUSTER = "cluster"
 # 1 if the reply's arrays are differences from the arrays that the server sent.

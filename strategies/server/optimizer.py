@@ -9,13 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from flwr_frl.common.messages import BATCH_NORM
 from flwr_frl.strategies.server.replies import Arrays, NDArray, is_finite, rounded_to
 
 OptimizerName = Literal["none", "momentum", "adam", "yogi", "adagrad"]
 # Key of the moments m and v in the strategy's state.
 MOMENTS = "server-optimizer"
-# Suffixes of the names of batch-norm statistics, which must stay averages.
-BATCH_NORM = ("running_mean", "running_var")
 # Prefix of pFedFDA's class means and covariance, for which the same holds.
 GAUSSIAN = "gaussian."
 

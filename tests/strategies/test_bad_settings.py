@@ -102,6 +102,8 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "l2gd-lambda": (-0.1,),
         "weighting": ("examples",),
     },
+    "q-fedavg": {"q-fedavg-q": (-1.0,), "server-optimizer": ("adam",)},
+    "afl": {"afl-rate": (-1.0,), "weighting": ("examples",)},
     "fedlc": {"fedlc-tau": (0.0,)},
     "fedntd": {"ntd-beta": (-1.0,), "ntd-temperature": (0.0,)},
     "moon": {"moon-mu": (-1.0,), "moon-temperature": (0.0,)},
@@ -141,6 +143,8 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
 PRIVATE = {"server-dp-noise": 1.0, "server-dp-clip": 1.0, "server-dp-delta": 1e-5}
 THEORY = {"speed-model": "dynamic", "rounds-per-stage": "theory"}
 UNBIASED = {"task": f"{__name__}:unbiased"}
+# Algorithms that combine replies in a way that no other rule can replace
+MEANS_ONLY = ("l2gd", "fednova", "q-fedavg", "afl")
 CASES = [
     (algorithm, {name: value}, name)
     for algorithm, settings in OUT_OF_RANGE.items()
@@ -159,7 +163,7 @@ CASES = [
     ),
     ("fedrep", {"task": "linear", "initialization": "moment"}, "initialization"),
     ("scaffold", {"weighting": "examples"}, "weighting"),
-    *((name, {"aggregation": "median"}, "aggregation") for name in ("l2gd", "fednova")),
+    *((name, {"aggregation": "median"}, "aggregation") for name in MEANS_ONLY),
     ("l2gd", {"l2gd-lambda": 12.0, "l2gd-probability": 0.1}, "l2gd-lambda"),
     ("multi-task", {"radius": "1", "bandit-radius": 2.0}, "bandit-radius"),
     ("multi-task", {"task": "qcqp", "bandit-radius": 20.0}, "bandit-radius"),

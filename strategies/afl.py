@@ -1,0 +1,86 @@
+"""AFL (Mohri et al., ICML 2019): agnostic federated learning."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from flwr_frl.common.messages import RECEIVED_LOSS
+from flwr_frl.common.settings import require, setting
+from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.server.replies import Arrays
+from flwr_frl.strategies.server.round import Reply, Round
+
+# Settings that allow one value only.
+ONLY = {"weighting": "uniform", "aggregation": "mean"}
+# Key of λ, by client, in the strategy's state.
+MIXTURE = "mixture"
+
+
+class AFL(Strategy, client="flwr_frl.clients.afl:AFLClient", uses_mean="only"):
+    """Stochastic-AFL for min_w max_λ Σ λ_k F_k(w), over λ in the simplex of clients.
+
+    w becomes the mean of the models of a round, weighted by λ, and then λ ← Π(λ + γ g),
+    where Π is the projection onto the simplex. The estimate g of the gradient
+    (F_1(w), …, F_m(w)) has the entries m/n F_k(w) for the n clients of the round, and
+    0 for others. λ starts at 1/m; if a client joins, it gets 1/m of the new m.
+
+    The paper makes one gradient step on w in a round, and returns the means of all w
+    and λ. Here clients make local steps, as in FedAvg, and the last w is used. With
+    γ = 0 this is FedAvg. If λ is 0 for all clients of a round, w stays. The server
+    cannot verify the reported losses.
+
+    Parameters
+    ----------
+    afl_rate : float, default 0.01
+        Step size γ of λ.
+    **base
+        Arguments of `Strategy`.
+    """
+
+    afl_rate: float = setting(0.01, ge=0)
+
+    def __init__(self, **base: Any) -> None:
+        super().__init__(**base)
+        for name, only in ONLY.items():
+            value = getattr(self.settings, name)
+            allowed = f"{only} for AFL, which learns the weights of the mean"
+            require(value == only, name, value, allowed)
+        self.state[MIXTURE] = {}
+
+    def begin(self, round: Round) -> None:
+        """Admit new clients to λ."""
+        clients, former = self._run.clients, self.state[MIXTURE]
+        trains = {
+            row.name: 0.0
+            for node, row in clients.known.items()
+            if not row.is_newcomer and node not in clients.untrained
+        }
+        m = len(trains | former)
+        kept = {name: value * len(former) / m for name, value in former.items()}
+        self.state[MIXTURE] = {**dict.fromkeys(trains, 1 / m), **kept}
+
+    def check_reply(self, reply: Reply) -> None:
+        """Reject replies without a loss."""
+        reply.metric(RECEIVED_LOSS)
+
+    def weights(self, replies: list[Reply]) -> list[float]:
+        """Return λ_k."""
+        return [self.state[MIXTURE][reply.client] for reply in replies]
+
+    def aggregate(self, round: Round) -> Arrays:
+        """Average the models, and make a step of λ."""
+        mean, mixture = round.mean(), self.state[MIXTURE]
+        share = len(mixture) / len(round.replies)
+        g = {r.client: share * r.metrics[RECEIVED_LOSS] for r in round.replies}
+        moved = [value + self.afl_rate * g.get(n, 0) for n, value in mixture.items()]
+        projected = project(np.array(moved)).tolist()
+        self.state[MIXTURE] = dict(zip(mixture, projected, strict=True))
+        return round.arrays if mean is None else mean
+
+
+def project(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the nearest point of the simplex (Duchi et al., ICML 2008)."""
+    ordered = np.sort(values)[::-1]
+    excess = (np.cumsum(ordered) - 1) / np.arange(1, len(values) + 1)
+    return np.asarray(np.maximum(values - excess.max(), 0.0))
