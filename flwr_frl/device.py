@@ -1,4 +1,4 @@
-"""The command ``flwr-frl device init``, which writes the files that a device needs."""
+"""The commands ``flwr-frl device``; ``init`` writes the files that a device needs."""
 
 import re
 import shlex
@@ -10,23 +10,18 @@ from json import dumps
 from pathlib import Path
 from shutil import chown
 
+from cryptography.hazmat.primitives import serialization as ssh
 from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, generate_private_key
-from cryptography.hazmat.primitives.serialization import (
-    Encoding,
-    NoEncryption,
-    PrivateFormat,
-    PublicFormat,
-)
 
 from flwr_frl.common.command_line import Parser
 from flwr_frl.common.files import PRIVATE, atomic_file, write_atomically
-from flwr_frl.common.settings import SettingsError, require
+from flwr_frl.common.settings import require
 
 KEY = "node.key"
 # Files of `deploy` that are copied, with the paths of the device.
 UNITS = "supernode.service", "watchdog@.service", "watchdog@.timer"
 NEXT = """\
-wrote {files} to {folder}
+wrote key, node config and systemd units of {name} to {folder}
 
 On the server, register the device's public key:
   echo '{public}' >{name}.pub
@@ -36,7 +31,8 @@ On the device, start the SuperNode with systemd:
   sudo systemctl link {units}
   sudo systemctl enable --now supernode watchdog@supernode.timer systemd-time-wait-sync
 or in a terminal:
-  {command}"""
+  flower-supernode --superlink {link} --root-certificates {folder}/ca.crt \
+--auth-supernode-private-key {folder}/node.key --node-config {folder}/node.toml"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -54,7 +50,18 @@ def main(arguments: Sequence[str]) -> int:
     folder = "/etc/flwr-frl"
     add("--folder", default=folder, help=f"the folder of the new files ({folder})")
     add("--user", help="the user that runs the SuperNode (default: the current one)")
-    print(init(parser.parse_args(arguments)))
+    about = "delete the heads, states and metrics of a device from a folder"
+    add = commands.add_parser("remove", help=about, description=about).add_argument
+    add("name", metavar="NAME", help="the device's name")
+    add("folder", metavar="FOLDER", help="a device's state-dir, or a server's results")
+    options = parser.parse_args(arguments)
+    if options.command == "init":
+        print(init(options))
+        return 0
+    # Loads Flower, which `init` does without.
+    from flwr_frl.removal import remove
+
+    print(remove(options.name, _path(options.folder)))
     return 0
 
 
@@ -77,53 +84,36 @@ def init(options: Namespace) -> str:
     authority = Path(options.ca).read_text(errors="replace")
     is_certificate = "BEGIN CERTIFICATE" in authority
     require(is_certificate, "ca", options.ca, "the file ca.crt of the federation")
-    if (folder / KEY).exists():
-        line = (
-            f"folder: {str(folder / KEY)!r} already exists; expected another --folder"
-        )
-        raise SettingsError(f"{line}, or remove this key, whose device is then another")
+    allowed = f"a folder without {KEY}, the key of another device"
+    require(not (folder / KEY).exists(), "folder", str(folder), allowed)
 
     key = generate_private_key(SECP384R1())
-    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-    encoded = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
-    public = f"{encoded.decode()} {name}"
+    private = ssh.Encoding.PEM, ssh.PrivateFormat.OpenSSH, ssh.NoEncryption()
+    openssh = ssh.Encoding.OpenSSH, ssh.PublicFormat.OpenSSH
+    public = f"{key.public_key().public_bytes(*openssh).decode()} {name}"
     config = {"client-name": name, "data-dir": str(data)}
     config["state-dir"] = str(_path(options.state_dir))
     # JSON strings are strings of TOML, with the backslashes of Windows escaped.
-    lines = [
-        f"{n} = {dumps(value, ensure_ascii=False)}\n" for n, value in config.items()
-    ]
+    toml = "".join(f"{n} = {dumps(v, ensure_ascii=False)}\n" for n, v in config.items())
     texts = {
         "ca.crt": authority,
         f"{KEY}.pub": f"{public}\n",
-        "node.toml": "".join(lines),
+        "node.toml": toml,
         "supernode.env": f"SUPERLINK={link}\nNODE_CONFIG={folder / 'node.toml'}\n",
         **{unit: _unit(unit, folder, options.user or getuser()) for unit in UNITS},
     }
     try:
         with atomic_file(folder / KEY, mode=PRIVATE) as file:
-            file.write(private)
+            file.write(key.private_bytes(*private))
             if options.user:
                 chown(file.fileno(), options.user)
     except LookupError:
         require(False, "user", options.user, "a user of this system")
     for file_name, text in texts.items():
         write_atomically(folder / file_name, text.encode(), mode=0o644)
-    words = ["flower-supernode", "--superlink", link]
-    for option, file_name in (
-        ("--root-certificates", "ca.crt"),
-        ("--auth-supernode-private-key", KEY),
-        ("--node-config", "node.toml"),
-    ):
-        words += [option, str(folder / file_name)]
-    return NEXT.format(
-        files=", ".join([KEY, *texts]),
-        folder=folder,
-        name=name,
-        public=public,
-        units=shlex.join(str(folder / unit) for unit in UNITS),
-        command=shlex.join(words),
-    )
+    at = shlex.quote(str(folder))
+    units = " ".join(f"{at}/{unit}" for unit in UNITS)
+    return NEXT.format(folder=at, name=name, link=link, public=public, units=units)
 
 
 def _path(text: str) -> Path:

@@ -160,7 +160,9 @@ def test_device_init_writes_key_config_and_units(words, tmp_path, capsys):
     # The second device of a folder would lose the key of the first.
     before = tree(tmp_path)
     assert cli.main(words) == 2
-    assert "already exists" in one_error(capsys.readouterr().err)
+    assert "expected a folder without node.key, the key of" in one_error(
+        capsys.readouterr().err
+    )
     assert tree(tmp_path) == before
 
 
