@@ -44,6 +44,8 @@ _TABLE = {
     "ifca": ("ifca:IFCA", "IFCA (Ghosh et al., NeurIPS 2020)"),
     "pfedhn": ("pfedhn:PFedHN", "pFedHN (Shamsian et al., ICML 2021)"),
     "knn-per": ("averaging:KNNPer", "kNN-Per (Marfoq et al., ICML 2022)"),
+    "fedcgs": ("fedcgs:FedCGS", "FedCGS (Guan et al., 2025): heads in one round"),
+    "fed3r": ("fedcgs:Fed3R", "Fed3R (Fanì et al., ICML 2024): a head in one round"),
     "fedsa-lora": ("averaging:FedSALoRA", "FedSA-LoRA (Guo et al., ICLR 2025)"),
     "ffa-lora": ("averaging:FFALoRA", "FFA-LoRA (Sun et al., ICLR 2024)"),
     "feddpa": ("averaging:FedDPA", "FedDPA (Yang et al., NeurIPS 2024)"),
