@@ -76,12 +76,12 @@ def results(name: str, written: str) -> str:
     """Return a text, measured and published accuracies, and links to more pages."""
     text = f"{written}\n\n{_beside_papers(name)}".strip()
     pages = [
-        f"[{path.stem}](/results/{path.stem}.md)"
+        f"[](/results/{path.stem}.md)"
         for path in sorted(RESULTS.glob("*.md"))
         if f"`{name}`" in path.read_text(encoding="utf-8")
     ]
     if pages:
-        text += f"\n\nPages with more about it: {', '.join(pages)}.\n"
+        text += f"\n\nPages with more about it: {'; '.join(pages)}.\n"
     return text or "No page of results is about this algorithm alone.\n"
 
 

@@ -54,7 +54,7 @@ def console_of_bars() -> Console:
         console.width = console.width if console.is_terminal else 250
         return console
     # Without `ipywidgets`, rich's own bar for notebooks shows only a warning.
-    return Console(stderr=True, force_jupyter=False, force_terminal=True)
+    return Console(stderr=True, force_jupyter=False, force_terminal=True, width=100)
 
 
 class Report:
