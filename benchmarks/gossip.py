@@ -19,16 +19,16 @@ from flwr_frl import simulate
 from flwr_frl.clients.algorithms import complete
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import FlatParameters
-from flwr_frl.common.settings import Setting, build, resolve
-from flwr_frl.strategies.gossip.graphs import practical_step
-from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.task.base import Task
-from flwr_frl.task.compression import (
+from flwr_frl.common.compression import (
     CompressionSettings,
     CompressorName,
     Identity,
     from_settings,
 )
+from flwr_frl.common.settings import Setting, build, resolve
+from flwr_frl.strategies.gossip.graphs import practical_step
+from flwr_frl.strategies.grids.simulation import InlineGrid
+from flwr_frl.task.base import Task
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.training.local_training import evaluate
 

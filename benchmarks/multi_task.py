@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.multi_task_network import Network
+from flwr_frl.common.compression import Compressor, Identity, Sign, TopK
 from flwr_frl.common.settings import Setting
 from flwr_frl.strategies.gossip.graphs import build_graph
-from flwr_frl.task.compression import Compressor, Identity, Sign, TopK
 from flwr_frl.task.saddle_point import Float64s, Pairs, Proximity, SaddlePoint
 from flwr_frl.task.tasks.multi_task import QCQP, LogisticRegression, build_problem
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flwr_frl.task.compression import QSGD, Compressor, Identity, Sign, TopK
+from flwr_frl.common.compression import QSGD, Compressor, Identity, Sign, TopK
 from flwr_frl.task.saddle_point import Float64s, Noise, SaddlePoint, exchange_stream
 
 

@@ -35,6 +35,7 @@ from flwr_frl.clients.device.groups import (
     zeros_like,
 )
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.clients.device.upload import Upload
 from flwr_frl.common import messages as keys
 from flwr_frl.common.settings import (
     Setting,
@@ -194,6 +195,8 @@ class Client(NumPyClient):
     _traits: ClassVar[ClientTraits] = ClientTraits()
     # Example-level privacy, set by the runtime if ``dp-noise`` is above 0.
     _private: PrivateTraining | None = None
+    # Compressed uploads, set by the runtime unless ``upload-compressor`` is ``none``.
+    _upload: Upload | None = None
     # Makes a call of `train`, if possible with other clients that train together.
     _make: Any = staticmethod(make)
     # True if a device loads its own data, False for a partition of a common data set.
@@ -396,6 +399,8 @@ class Client(NumPyClient):
             is_half = tensor.dtype == torch.float16
             self.received[name] = tensor.float() if is_half else tensor
         personal = initial_arrays(self, self.personal)
+        if self._upload:
+            personal |= self._upload.initial_error(self)
         self._shapes = {name: tuple(array.shape) for name, array in personal.items()}
         loaded = self._state.load(self._shapes) or {} if personal else {}
         loaded = {name: a for name, a in loaded.items() if name in personal}
@@ -432,9 +437,6 @@ class Client(NumPyClient):
         metrics : dict
             ``train-loss`` and ``metrics``.
         """
-        if personal := personal_arrays(self, self.personal):
-            round_ = self.config.get(keys.SERVER_ROUND, self._state.round + 1)
-            self._state.save(personal, int(round_))
         arrays = self.model.tensors if arrays is None else arrays
         names = array_names(self, self.sent)
         if missing := [name for name in names if name not in arrays]:
@@ -443,6 +445,12 @@ class Client(NumPyClient):
                 f"send; its sent groups, {', '.join(map(repr, self.sent))}, must be "
                 "parts of the model or be returned after the loss"
             )
+        personal = personal_arrays(self, self.personal)
+        if self._upload:
+            personal |= self._upload.compress(self, arrays)
+        if personal:
+            round_ = self.config.get(keys.SERVER_ROUND, self._state.round + 1)
+            self._state.save(personal, int(round_))
         copies = [to_numpy(arrays[name]).copy(order="C") for name in names]
         n = len(self.task.train_examples(self._index))
         return copies, n, {"train-loss": loss, **self.metrics}

@@ -21,6 +21,7 @@ from flwr_frl.clients.device.groups import (
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.base import GraphClient
 from flwr_frl.clients.gossip.flat import FlatParameters
+from flwr_frl.common.compression import CompressionSettings, Identity
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import (
@@ -31,7 +32,6 @@ from flwr_frl.common.settings import (
     setting,
 )
 from flwr_frl.task.base import Task
-from flwr_frl.task.compression import CompressionSettings, Identity
 from flwr_frl.task.examples import Batch, ExampleSet, count_targets
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.resident import train_examples

@@ -17,13 +17,13 @@ from typing import Any, Literal, NamedTuple, get_origin
 from flwr_frl.clients.algorithms import load_client
 from flwr_frl.clients.base import TrainingSettings
 from flwr_frl.clients.device.setup import DeviceSettings
+from flwr_frl.common.compression import CompressionSettings, UploadSettings
 from flwr_frl.common.settings import Declared, declared, defaults, load
 from flwr_frl.strategies.algorithms import ALGORITHMS, CASES, settings_owners
 from flwr_frl.strategies.grids.speeds import SpeedModel
 from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.strategies.server.secure import SecureSettings
 from flwr_frl.strategies.server.traits import StrategySettings
-from flwr_frl.task.compression import CompressionSettings
 from flwr_frl.task.data.datasets import DataSettings
 from flwr_frl.task.data.partitions import PartitionSettings
 from flwr_frl.task.models.adapters import AdapterSettings
@@ -41,6 +41,8 @@ COMMON: list[tuple[str, Any]] = [
     ("Secure aggregation", SecureSettings),
     ("All strategies", StrategySettings),
     ("Simulated speeds", SpeedModel),
+    ("Compressed messages", CompressionSettings),
+    ("Compressed uploads", UploadSettings),
     ("All devices", DeviceSettings),
     ("Data", DataSettings),
     ("Partition", PartitionSettings),
@@ -49,7 +51,6 @@ COMMON: list[tuple[str, Any]] = [
     ("Local SGD", SGD),
     ("Optimiser of local training", TrainerSettings),
     ("Local training of split models", TrainingSettings),
-    ("Messages between neighbours", CompressionSettings),
 ]
 
 

@@ -9,12 +9,15 @@ from typing import Any, cast
 
 from flwr_frl.common.algorithms import ALGORITHMS as ALGORITHMS
 from flwr_frl.common.algorithms import CASES, OF_ALL, SIMULATION_DEFAULTS
+from flwr_frl.common.compression import NONE, UploadSettings, from_settings
 from flwr_frl.common.settings import (
     Setting,
     Settings,
     SettingsError,
+    build,
     is_path,
     load,
+    require,
     unknown,
 )
 from flwr_frl.common.text import short_name
@@ -67,7 +70,27 @@ def build_strategy(settings: Settings) -> Strategy:
     Raises `SettingsError` as `strategy_class`, or if a setting is out of its range.
     """
     kind: Any = strategy_class(settings)
-    return cast(Strategy, kind._build(settings))
+    strategy = cast(Strategy, kind._build(settings))
+    strategy._run.uploads = _uploads(strategy, settings)
+    return strategy
+
+
+def _uploads(strategy: Strategy, settings: Settings) -> UploadSettings | None:
+    """Return how clients compress; `SettingsError` if the strategy cannot decode it."""
+    uploads, traits = build(UploadSettings, settings), strategy._traits
+    if uploads.upload_compressor == NONE:
+        return None
+    name, kind = "upload-compressor", type(strategy)
+    averages = traits.uses_mean == "only" and not traits.replies_are_changes
+    averages = averages and kind.per_client is Strategy.per_client
+    allowed = f"none for {kind.__name__}, whose server does more than average models"
+    require(averages, name, uploads.operator, allowed)
+    for other, only in ("transport", "float32"), ("secure-aggregation", False):
+        value = settings.get(other, only)
+        require(value == only, other, value, f"{only} with {name}")
+    # Checks `compressor-k`.
+    from_settings(uploads, ())
+    return uploads
 
 
 def simulation_defaults(

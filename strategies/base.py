@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import Result
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import fill, memory_record, message_like
 from flwr_frl.common.command_line import shorten_errors
+from flwr_frl.common.compression import UploadSettings
 from flwr_frl.common.settings import SettingsError, require, require_all_of_noise
 from flwr_frl.common.text import several
 from flwr_frl.strategies.grids.inbox import Inbox
@@ -79,6 +80,8 @@ class Parts:
         Each client's test metrics, and the last round of evaluation.
     privacy : ClientPrivacy or None
         The mechanism of client-level differential privacy, with ``server-dp-noise``.
+    uploads : UploadSettings or None
+        How clients compress their changes, with ``upload-compressor``.
     """
 
     clients: Clients
@@ -86,6 +89,7 @@ class Parts:
     round: Round
     evaluation: Evaluation
     privacy: ClientPrivacy | None
+    uploads: UploadSettings | None = None
 
 
 class Strategy(Algorithm, uses_mean="only"):
@@ -474,6 +478,9 @@ class Strategy(Algorithm, uses_mean="only"):
             "bytes-down": round.bytes_down,
             "bytes-up": round.bytes_up,
         }
+        if run.uploads:
+            sent = (r.attachment(keys.MESSAGE) or b"" for r in round.replies)
+            metrics["bits"] = 8 * sum(len(cast(bytes, data)) for data in sent)
         arrays = self._aggregated(round) if round.replies else None
         if arrays is not None:
             for reply in round.replies if self._personal else ():

@@ -193,6 +193,10 @@ class Asynchronous(ClosesEarly, Closing):
 
     # Changes.
 
+    def sent_to(self, node: int, round: Round) -> Arrays:
+        """Return the version that a node was sent."""
+        return self._versions[round.asked_in[node]]
+
     def rebased(self, node: int, arrays: Arrays) -> Arrays:
         """Return x + η s(τ) Δ, where x is the current version and Δ the change.
 

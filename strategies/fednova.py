@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from flwr_frl.common.arrays import is_parameter
 from flwr_frl.common.messages import GRADIENT_WEIGHT
 from flwr_frl.common.settings import require
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.optimizer import is_parameter
 from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError, rounded_to
 from flwr_frl.strategies.server.round import Reply, Round
 

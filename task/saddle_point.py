@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flwr_frl.task.compression import Compressor, Identity
+from flwr_frl.common.compression import Compressor, Identity
 
 Float64s = NDArray[np.float64]
 Pairs = NDArray[np.int64]

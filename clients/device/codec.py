@@ -150,7 +150,8 @@ def pack(message: Message, client: Client, reply: FitResult) -> RecordDict:
     """Return the reply of `Client.fit` and the client's attachments as records.
 
     Each array is in the record in which it was received, and float16 if it was received
-    as such (``transport``); other arrays are in ``arrays``. The metrics contain the
+    as such (``transport``); other arrays are in ``arrays``. The attachment of a
+    compressed upload replaces the arrays whose changes it has. The metrics contain the
     round if the config has it, and the number of examples. Raises
     `SettingsError` if a third-party client returns anything else, or has changed what
     it must not change.
@@ -172,6 +173,8 @@ def pack(message: Message, client: Client, reply: FitResult) -> RecordDict:
             f"examples, and a dict of metrics, all numbers: {error}"
         ) from None
     check_changes(client)
+    for name in client._upload.names(client) if client._upload else ():
+        del arrays[name]
     records = RecordDict()
     for key, record in message.content.items():
         if not isinstance(record, ArrayRecord):

@@ -48,6 +48,7 @@ from flwr_frl.common.arrays import (
     entries_of,
     reply_with,
 )
+from flwr_frl.common.compression import NONE
 from flwr_frl.common.run_cache import run_object
 from flwr_frl.common.secure.messages import SECURE
 from flwr_frl.common.settings import ResourceError, TrainingDivergedError, reason_of
@@ -205,7 +206,7 @@ def _alike(asked: Sequence[Asked], inherited: Sequence[str]) -> dict[int, Asked]
     )
     if records != {keys.ARRAYS, keys.CONFIG} or not distinct or not plain:
         return {}
-    if setup.device.dp_noise:
+    if setup.device.dp_noise or setup.device.upload_compressor != NONE:
         return {}
     common = _common(check_config(first[keys.CONFIG]))
 

@@ -19,7 +19,9 @@ from flwr_frl.clients.device.card import about_state
 from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.secure import Rules
 from flwr_frl.clients.device.state import PersonalState, state_directory
+from flwr_frl.clients.device.upload import Upload
 from flwr_frl.common import messages as keys
+from flwr_frl.common.compression import NONE, UploadSettings
 from flwr_frl.common.settings import (
     Maker,
     Settings,
@@ -54,7 +56,7 @@ NEARLY = 0.82
 
 
 @dataclass(frozen=True)
-class DeviceSettings(EvaluationSettings, ExamplePrivacy):
+class DeviceSettings(EvaluationSettings, ExamplePrivacy, UploadSettings):
     """Settings of every device, besides those of its algorithm and its task.
 
     Parameters
@@ -236,7 +238,8 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
         If the algorithm cannot use the task.
     """
     server_round = config.get(keys.SERVER_ROUND, 0)
-    devices.seed(torch_seed(setup.name, int(setup.run["seed"]), server_round))
+    seed = torch_seed(setup.name, int(setup.run["seed"]), server_round)
+    devices.seed(seed)
     index = setup.partition
     task = built_task(setup.task, setup.num_clients, setup.columns)
     # Only for simulated clients, as a device's data may grow.
@@ -253,6 +256,11 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     client._own_data = "partition-id" not in context.node_config
     if setup.device.dp_noise:
         client._private = PrivateTraining(setup.device, context.state, state.directory)
+    if setup.device.upload_compressor != NONE:
+        allowed = f"none for {setup.kind.__name__}, which replaces Client.fit"
+        plain, operator = setup.kind.fit is Client.fit, setup.device.operator
+        require(plain, "upload-compressor", operator, allowed)
+        client._upload = Upload(setup.device, seed)
     return client
 
 

@@ -25,9 +25,14 @@ from flwr_frl.clients.device.groups import WHOLE, Tensors, to_numpy
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import SMALLEST_SKETCHED, FlatParameters, sketch
 from flwr_frl.clients.gossip.settings import CompressedGossipSettings, GossipSettings
-from flwr_frl.common.messages import ACKNOWLEDGED_ROUND, EXCHANGED_ROUND, SERVER_ROUND
+from flwr_frl.common import compression
+from flwr_frl.common.messages import (
+    ACKNOWLEDGED_ROUND,
+    EXCHANGED_ROUND,
+    MESSAGE,
+    SERVER_ROUND,
+)
 from flwr_frl.common.settings import TrainingDivergedError
-from flwr_frl.task import compression
 from flwr_frl.task.base import Task
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training.local_training import gradient
@@ -268,7 +273,7 @@ class Node(GraphClient):
         total, steps = self.iterate(server_round, self.gradients())
         loss = total.item() / max(1, steps)
         (data,), _ = self.messages(server_round, [torch.initial_seed()])
-        self._attachments["message"] = data
+        self._attachments[MESSAGE] = data
         self.metrics["refused"] = self.refused
         return self._reply(loss)
 

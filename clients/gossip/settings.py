@@ -5,8 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
+from flwr_frl.common.compression import CompressionSettings
 from flwr_frl.common.settings import checked_by, setting
-from flwr_frl.task.compression import CompressionSettings
 from flwr_frl.task.training.sgd import SGD
 
 Schedule = Callable[[int], float]

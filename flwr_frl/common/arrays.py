@@ -21,7 +21,7 @@ import numpy.typing as npt
 from flwr.app import Array, ArrayRecord, Message, Metadata, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 
-from flwr_frl.common.messages import ARRAYS, METRICS
+from flwr_frl.common.messages import ARRAYS, BATCH_NORM, METRICS
 from flwr_frl.common.settings import SettingsError
 
 NDArray = npt.NDArray[Any]
@@ -35,6 +35,8 @@ SUPERLINK = 1
 FIELDS = inspect.signature(Metadata).parameters
 # Raised if an object has no private attribute of this name.
 MOVED = (AttributeError, KeyError)
+# Prefix of pFedFDA's class means and covariance, which must stay averages.
+GAUSSIAN = "gaussian."
 
 
 class MemoryArray(Array):
@@ -337,6 +339,18 @@ def header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
 def dtype_name(dtype: np.dtype[np.generic]) -> str:
     """Return ``str(dtype)``, cached because it is slow."""
     return str(dtype)
+
+
+def is_parameter(name: str, value: NDArray) -> bool:
+    """Return False for integers and statistics, which only a mean may change.
+
+    An empty array is no parameter, either.
+    """
+    return (
+        value.dtype.kind == "f"
+        and value.size > 0
+        and not (name.endswith(BATCH_NORM) or name.startswith(GAUSSIAN))
+    )
 
 
 def is_finite(array: NDArray) -> bool:

@@ -28,6 +28,9 @@ CLUSTERS = "clusters."
 # Suffixes of the names of batch norms' statistics, which must stay means.
 BATCH_NORM = ("running_mean", "running_var")
 
+# Key of the compressed vector among the attachments of a reply.
+MESSAGE = "message"
+
 # Keys in the metrics of a reply.
 # AFL: the loss of the received model on the client's training examples.
 RECEIVED_LOSS = "received-loss"

@@ -9,21 +9,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flwr_frl.common.messages import BATCH_NORM
-from flwr_frl.strategies.server.replies import Arrays, NDArray, is_finite, rounded_to
+from flwr_frl.common.arrays import is_parameter
+from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
 
 OptimizerName = Literal["none", "momentum", "adam", "yogi", "adagrad"]
 # Key of the moments m and v in the strategy's state.
 MOMENTS = "server-optimizer"
-# Prefix of pFedFDA's class means and covariance, for which the same holds.
-GAUSSIAN = "gaussian."
-
-
-def is_parameter(name: str, value: NDArray) -> bool:
-    """Return False for integers and statistics, which only a mean may change."""
-    return value.dtype.kind == "f" and not (
-        name.endswith(BATCH_NORM) or name.startswith(GAUSSIAN)
-    )
 
 
 def optimizer_step(

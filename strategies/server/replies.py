@@ -21,11 +21,13 @@ from flwr_frl.common.arrays import (
     RowReply,
     entries_of,
     header,
+    is_parameter,
     memory_record,
     num_bytes,
     values_of,
 )
 from flwr_frl.common.arrays import is_finite as all_finite
+from flwr_frl.common.compression import UploadSettings, from_settings
 from flwr_frl.common.text import one_line
 
 NDArray = npt.NDArray[np.generic]
@@ -192,6 +194,47 @@ def checked_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
         if problem:
             raise InvalidReplyError(f"array {name!r} {problem}")
     return arrays
+
+
+def decompressed(
+    reply: Message, data: Any, like: ArrayRecord, sent: Arrays, uploads: UploadSettings
+) -> Arrays:
+    """Return the untrusted arrays of a reply, some of them as a compressed change.
+
+    Raises `InvalidReplyError` if the change cannot be decoded or is not finite, or as
+    `checked_arrays` for the other arrays.
+
+    Parameters
+    ----------
+    reply : Message
+        The reply.
+    data : bytes
+        The compressed change of all parameters, in the order of their names.
+    like : ArrayRecord
+        Arrays whose names, shapes and dtypes the result has.
+    sent : dict of str to ndarray
+        The arrays to which the change is added.
+    uploads : UploadSettings
+        The operator.
+    """
+    changed = {n: sent[n] for n in sorted(sent) if is_parameter(n, sent[n])}
+    others = ArrayRecord({n: a for n, a in like.items() if n not in changed})
+    arrays = checked_arrays(reply, keys.ARRAYS, others)
+    if not changed:
+        return arrays
+    sizes = tuple(array.size for array in changed.values())
+    try:
+        vector = from_settings(uploads, sizes).decoded(data, sum(sizes))
+    except (TypeError, ValueError) as error:
+        raise InvalidReplyError(f"has no valid compressed change: {error}") from None
+    parts = np.split(vector, np.cumsum(sizes)[:-1])
+    for (name, array), part in zip(changed.items(), parts, strict=True):
+        with np.errstate(over="ignore"):
+            moved = np.add(array, part.reshape(array.shape))
+            arrays[name] = np.asarray(moved, array.dtype)
+    if not is_finite(arrays):
+        raise InvalidReplyError("has a compressed change that is not finite")
+    return {name: arrays[name] for name in like}
 
 
 def reply_arrays(reply: Message) -> ArrayRecord:

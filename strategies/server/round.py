@@ -32,6 +32,7 @@ from flwr_frl.strategies.server.replies import (
     as_float32,
     check_values,
     checked_arrays,
+    decompressed,
     error_reason,
     reply_properties,
     row_size,
@@ -143,6 +144,10 @@ class Participation:
         ``fraction`` is that of the clients.
         """
         return fraction
+
+    def sent_to(self, node: int, round: "Round") -> Arrays:
+        """Return the shared arrays that a node has trained for a round."""
+        return round.centre()
 
     def rebased(self, node: int, arrays: Arrays) -> Arrays:
         """Return a reply's shared arrays relative to the current version."""
@@ -445,7 +450,13 @@ class Round:
                     f"has the record {one_line(repr(key), 120)}, for which nobody asked"
                 )
         reply = Reply(strategy, message, size)
+        run = strategy._run
         for key, like in self.like.items():
+            if run.uploads and key == keys.ARRAYS:
+                data = reply.attachment(keys.MESSAGE)
+                about = data, like, run.participation.sent_to(reply.node, self)
+                reply.decoded[key] = decompressed(message, *about, run.uploads)
+                continue
             arrays = row.arrays if row else checked_arrays(message, key, like)
             reply.decoded[key] = arrays
         # Without test examples there are no metrics: the loss may be NaN.

@@ -52,9 +52,9 @@ class StrategyTraits:
 
         - ``only``: through `Round.mean`. Arrays that a client alone receives may return
           to this client. Client-level differential privacy, secure aggregation, a
-          ``server-optimizer`` and FedBuff need this. A simulation in one process
-          without a speed model averages such replies as they arrive, so its memory does
-          not grow with the number of clients.
+          ``server-optimizer``, an ``upload-compressor`` and FedBuff need this. A
+          simulation in one process without a speed model averages such replies as they
+          arrive, so its memory does not grow with the number of clients.
         - ``also``: in other ways as well.
         - ``never``: not through `Round.mean`, so no rule of ``aggregation`` applies.
           The result may have other names and shapes than the arrays that were sent.

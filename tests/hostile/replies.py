@@ -32,7 +32,8 @@ MODEL = "mlp"
 OWN: dict[str, dict[str, Any]] = {
     **{name: {"adapters": "lora"} for name in ("fedsa-lora", "ffa-lora", "feddpa")},
     "fedbn": {"model": "resnet20"},
-    "fedbuff": {"concurrency": 4, "buffer-size": 2},
+    "fedbuff": {"concurrency": 4, "buffer-size": 2, "upload-compressor": "qsgd-top-k"},
+    "fedper": {"upload-compressor": "sign-rand-k"},
     "fedasync": {"concurrency": 4},
     "multi-task": {"task": "qcqp", "model": ""},
     "representation-transfer": {"num-sources": 3, "source-epochs": 1},

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from flwr_frl.task import compression as c
+from flwr_frl.common import compression as c
 
 OPERATORS: list[c.Compressor] = [
     *(c.Identity(), c.TopK(0.01), c.TopK(7), c.RandK(0.05)),

@@ -15,12 +15,12 @@ from benchmarks.multi_task_network import Network
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PREFIX, PersonalState
 from flwr_frl.clients.multi_task import SyntheticMultiTaskClient, constraint_class
+from flwr_frl.common.compression import Identity, RandK, Sign, TopK
 from flwr_frl.common.settings import SettingsError, build
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.graphs import build_graph
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.loop import run_rounds
-from flwr_frl.task.compression import Identity, RandK, Sign, TopK
 from flwr_frl.task.saddle_point import SaddlePoint
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup, build_problem
 

@@ -8,7 +8,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from benchmarks.multi_task import directed
 from benchmarks.multi_task_network import compress_rows
-from flwr_frl.task.compression import QSGD, Identity, RandK, Sign, TopK
+from flwr_frl.common.compression import QSGD, Identity, RandK, Sign, TopK
 from flwr_frl.task.saddle_point import (
     Noise,
     Proximity,

@@ -9,8 +9,8 @@ from gossip_clients import by_algorithm, client_of, config_of, received
 from flwr_frl.clients.device.groups import array_names, personal_arrays
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import SMALLEST_SKETCHED, sketch
+from flwr_frl.common.compression import Identity, PerTensor, TopK
 from flwr_frl.common.messages import SKETCH
-from flwr_frl.task.compression import Identity, PerTensor, TopK
 
 pytestmark = pytest.mark.usefixtures("softmax")
 

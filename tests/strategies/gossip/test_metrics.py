@@ -5,8 +5,8 @@ import pytest
 from gossip_network import COMPRESSORS, GOSSIP, RING, D, N, Network
 from gossip_numpy import PlainSQuARM, data_of
 
+from flwr_frl.common.compression import CompressionSettings, from_settings
 from flwr_frl.common.settings import build
-from flwr_frl.task.compression import CompressionSettings, from_settings
 
 
 @pytest.mark.parametrize("per_tensor", [False, True])

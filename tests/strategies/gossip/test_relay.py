@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gossip_network import GOSSIP, D, N, Network, away, name_of, relayed
 
-from flwr_frl.task.compression import PerTensor, Sign, TopK
+from flwr_frl.common.compression import PerTensor, Sign, TopK
 
 CONFIG = {
     "examples-fingerprint",

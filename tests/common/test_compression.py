@@ -18,8 +18,7 @@ from named_tasks import dashed
 from operators import OPERATORS, apply, generator, normal
 from refusals import code_of
 
-from flwr_frl.common.settings import build, resolve
-from flwr_frl.task.compression import (
+from flwr_frl.common.compression import (
     QSGD,
     CompressionSettings,
     Compressor,
@@ -30,6 +29,7 @@ from flwr_frl.task.compression import (
     TopK,
     from_settings,
 )
+from flwr_frl.common.settings import build, resolve
 
 FALSE_ALARM = 1e-9
 by_operator = pytest.mark.parametrize("operator", OPERATORS, ids=repr)

@@ -1,4 +1,4 @@
-"""Compression operators C for messages between neighbours.
+"""Compression operators C for messages between neighbours, and to the server.
 
 An operator with parameter ω in (0, 1] satisfies, for every x in R^d,
 
@@ -38,13 +38,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from flwr_frl.common.settings import Checked, require, setting
+
+# A server decodes without torch.
+if TYPE_CHECKING:
+    import torch
 
 Float32s = NDArray[np.float32]
 # Returns a message's generator, always the same one. Making one takes as long as a
@@ -114,7 +117,7 @@ class Compressor(ABC):
         # Rounding can lift the ratio slightly above 1.
         return min(1.0, float(self.omega_at(vector)))
 
-    def compress(self, x: torch.Tensor, generator: np.random.Generator) -> bytes:
+    def compress(self, x: "torch.Tensor", generator: np.random.Generator) -> bytes:
         """Encode C(x).
 
         Parameters
@@ -137,7 +140,7 @@ class Compressor(ABC):
         return self.compress_rows(x[None], [lambda: generator])[0]
 
     def compress_rows(
-        self, rows: torch.Tensor, generators: Iterable[Source]
+        self, rows: "torch.Tensor", generators: Iterable[Source]
     ) -> list[bytes]:
         """Encode C(x) for each row x of a matrix, with one generator per row."""
         array: Float32s = rows.detach().cpu().numpy()
@@ -146,7 +149,13 @@ class Compressor(ABC):
         pairs = zip(array, generators, strict=True)
         return [self.encode(row, generator) for row, generator in pairs]
 
-    def decompress(self, data: bytes, dimension: int) -> torch.Tensor:
+    def decompress(self, data: bytes, dimension: int) -> "torch.Tensor":
+        """Return C(x) as `decoded` does, as a tensor on the CPU."""
+        import torch
+
+        return torch.from_numpy(self.decoded(data, dimension))
+
+    def decoded(self, data: bytes, dimension: int) -> Float32s:
         """Decode C(x).
 
         Parameters
@@ -158,8 +167,8 @@ class Compressor(ABC):
 
         Returns
         -------
-        torch.Tensor
-            C(x): shape (d,), float32, on the CPU.
+        ndarray of float32
+            C(x): shape (d,).
 
         Raises
         ------
@@ -172,7 +181,7 @@ class Compressor(ABC):
                 f"a {type(self).__name__} message of {dimension} entries has "
                 f"{expected} bytes, not {len(data)}"
             )
-        return torch.from_numpy(self.decode(memoryview(data), dimension))
+        return self.decode(memoryview(data), dimension)
 
     @abstractmethod
     def encode(self, x: Float32s, generator: Source) -> bytes:
@@ -511,12 +520,12 @@ WITHOUT_LEVELS = tuple(n for n in get_args(CompressorName) if not n.startswith("
 
 @dataclass(frozen=True)
 class CompressionSettings(Checked):
-    """Compression of the messages to neighbours (Singh, UCLA 2024, section 2.4).
+    """Compression of messages (Singh, UCLA 2024, section 2.4).
 
     Parameters
     ----------
     compressor : str, default "sign-top-k"
-        The operator C.
+        The operator C of the messages to neighbours.
     compressor_k : float, default 0.1
         k of the TopK and RandK operators: below 1 a fraction of the entries, from 1 on
         a count.
@@ -534,8 +543,50 @@ class CompressionSettings(Checked):
     )
     per_tensor: bool = setting(False)
 
+    @property
+    def operator(self) -> str:
+        """The name of C."""
+        return self.compressor
 
-def from_settings(settings: CompressionSettings, sizes: tuple[int, ...]) -> Compressor:
+
+# Value of `upload-compressor` with which its other settings have no effect
+NONE = "none"
+
+
+@dataclass(frozen=True)
+class UploadSettings(Checked):
+    """Compression of the changes that clients send to the server.
+
+    The parameters of the operator are those of `CompressionSettings`.
+
+    Parameters
+    ----------
+    upload_compressor : str, default "none"
+        The operator C. A client sends C(v) with v = change + error, where the change is
+        the difference of the trained from the received arrays, and keeps v − C(v) as
+        its next error. The server adds C(v) to what it sent. Integers and statistics,
+        such as those of batch norms, are sent as they are. Algorithms whose server does
+        more than average models refuse it.
+    """
+
+    upload_compressor: Literal["none", CompressorName] = setting(NONE)
+    compressor_k: float = setting(
+        0.1, gt=0, unused_if={"upload-compressor": (NONE, *WITHOUT_K)}
+    )
+    compressor_levels: int = setting(
+        15, ge=1, le=2**15 - 1, unused_if={"upload-compressor": (NONE, *WITHOUT_LEVELS)}
+    )
+    per_tensor: bool = setting(False, unused_if={"upload-compressor": (NONE,)})
+
+    @property
+    def operator(self) -> str:
+        """The name of C."""
+        return self.upload_compressor
+
+
+def from_settings(
+    settings: CompressionSettings | UploadSettings, sizes: tuple[int, ...]
+) -> Compressor:
     """Build the compressor of a run for a vector of tensors of these sizes.
 
     Raises
@@ -546,7 +597,7 @@ def from_settings(settings: CompressionSettings, sizes: tuple[int, ...]) -> Comp
     k = settings.compressor_k
     valid = k < 1 or k.is_integer()
     require(valid, "compressor-k", k, "in (0, 1) or a count")
-    name, kept = settings.compressor, settings.compressor.endswith("-k")
+    name, kept = settings.operator, settings.operator.endswith("-k")
     compressor: Compressor = Identity()
     if name.startswith("sign"):
         compressor = Sign()
