@@ -72,24 +72,28 @@ def _remove_from(path: Path, name: str) -> bool:
     if is_state and path.parent.name == quoted(name):
         path.unlink()
         return True
+    before: Any
+    after: Any
     try:
         if path.name in CHECKPOINTS:
             content = checkpoint.read(path)
-            both = map(checkpoint.pack, (content, _of_checkpoint(content, name)))
+            new = _of_checkpoint(content, name)
+            before, after, data = content.about, new.about, checkpoint.pack(new)
         elif path.name == METRICS:
-            rows = [*read_journal(path)]
-            both = map(_lines, (rows, [_below(row, name) for row in rows]))
+            before = [*read_journal(path)]
+            after = [_below(row, name) for row in before]
+            data = _lines(after)
         elif path.name in (CLIENTS, NEWCOMERS):
-            about = read_json(path)
-            both = map(_lines, ([about], [_without(about, name)]), (2, 2))
+            before = read_json(path)
+            after = _without(before, name)
+            data = _lines([after], 2)
         else:
             return False
-        before, after = both
     except (SafetensorError, LookupError, ValueError, TypeError) as error:
         raise SettingsError(f"{str(path)!r} is damaged: {error}") from None
     if after != before:
-        write_atomically(path, after, mode=path.stat().st_mode & 0o777)
-    return after != before
+        write_atomically(path, data, mode=path.stat().st_mode & 0o777)
+    return bool(after != before)
 
 
 def _lines(values: Iterable[object], indent: int | None = None) -> bytes:
