@@ -5,12 +5,13 @@ layer, so small models are faster this way.
 """
 
 from collections.abc import Callable, Mapping
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from flwr_frl.task.examples import IGNORED
 
@@ -106,6 +107,69 @@ def applied(
     names = ("weight", "bias")
     tensors = {n: state[prefix + n] for n in names if prefix + n in state}
     return LAYERS[type(module)](module, tensors, x)
+
+
+class _ChannelNorm(torch.autograd.Function):
+    """Batch norm, which `vmap` applies to the channels of all models at once."""
+
+    @staticmethod
+    def forward(*arguments: Any) -> Tensor:
+        """Return the result for one model."""
+        return functional.batch_norm(*arguments)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Do nothing: the operations within `vmap` have their own gradients."""
+
+    @staticmethod
+    def vmap(info: Any, dims: Any, *arguments: Any) -> Any:
+        """Return the results of several models; statistics change in place."""
+
+        def rows(tensor: Tensor | None, dim: int | None) -> Tensor | None:
+            if tensor is None:
+                return None
+            if dim is None:
+                return tensor.expand(info.batch_size, *tensor.shape)
+            return tensor.movedim(dim, 0)
+
+        x, *more = map(rows, arguments[:5], dims[:5])
+        channels = cast(Tensor, x).transpose(0, 1).flatten(1, 2)
+        vectors: list[Any] = [t if t is None else t.flatten() for t in more]
+        outputs = functional.batch_norm(channels, *vectors, *arguments[5:])
+        return torch.unflatten(outputs, 1, (info.batch_size, -1)), 1
+
+
+class StackedNorms(TorchFunctionMode):
+    """Applies batch norms within `vmap` that torch does not support there.
+
+    These are norms of images whose channels come last in memory, on a GPU, and of
+    inputs in bfloat16 with statistics in float32.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        """Call a function of torch."""
+        if func is functional.batch_norm:
+            return self._norm(*args, **kwargs)
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _norm(
+        x: Tensor,
+        mean: Tensor | None,
+        variance: Tensor | None,
+        weight: Tensor | None = None,
+        bias: Tensor | None = None,
+        training: bool = False,
+        momentum: float = 0.1,
+        eps: float = 1e-5,
+    ) -> Tensor:
+        arguments = x, mean, variance, weight, bias, training, momentum, eps
+        same = mean is None or mean.dtype == x.dtype
+        if x.device.type == "cpu" and same:
+            return functional.batch_norm(*arguments)
+        return cast(Tensor, _ChannelNorm.apply(*arguments))
 
 
 def mean_losses(

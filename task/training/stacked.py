@@ -7,6 +7,7 @@ torch's optimisers.
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from itertools import chain, groupby, repeat
@@ -16,11 +17,12 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from flwr_frl.common.run_cache import run_cache
 from flwr_frl.task.devices import RngContext
 from flwr_frl.task.examples import Batch, Crops, ExampleSet, cropped
-from flwr_frl.task.models.layers import applied, mean_losses
+from flwr_frl.task.models.layers import StackedNorms, applied, mean_losses
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.training.sgd import SGD, Proximal
 from flwr_frl.task.training.trainer import clip_stacked
@@ -382,8 +384,7 @@ class Objective:
         if self.is_layered:
             return self._layer_by_layer(state, constants, *batch)
         if batch[0].device.type != "cpu":
-            # `vmap` cannot map CUDA's batch norms of channels-last images, which
-            # channels-last weights return, too.
+            # The memory format in which GPUs were measured (benchmarks/results/gpu.md).
             batch = [tensor.contiguous() for tensor in batch]
             state = {name: tensor.contiguous() for name, tensor in state.items()}
         values: tuple[Tensor, Tensor] = self._mapped(
@@ -418,7 +419,13 @@ class Objective:
             named = {f"model.{name}": tensor for name, tensor in tensors.items()}
             return functional_call(self._holder, named, (function, *arguments))
 
-        return vmap(of_one)(state, *arguments)
+        with StackedNorms() if self._has_norms else nullcontext():
+            return vmap(of_one)(state, *arguments)
+
+    @property
+    def _has_norms(self) -> bool:
+        modules = self.model.structure.modules
+        return any(isinstance(module, _BatchNorm) for module in modules)
 
     @cached_property
     def _holder(self) -> _Holder:

@@ -1,15 +1,18 @@
 """Batched layers and losses compared with those of each model alone."""
 
+from functools import partial
 from operator import attrgetter
 
 import pytest
 import torch
 from small_models import same_bits, state_of
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import vmap
 from torch.nn import functional
 
 from flwr_frl.task.models import MODELS, SplitModel, build_model
-from flwr_frl.task.models.layers import applied, covers, mean_losses
+from flwr_frl.task.models.layers import StackedNorms, applied, covers, mean_losses
 
 MODULES, BATCH = 3, 4
 GENERATOR = torch.Generator().manual_seed(0)
@@ -189,3 +192,43 @@ def test_losses_exclude_padding(name):
     outputs = torch.where(counts, outputs, 1e6)
     losses = mean_losses(loss, outputs, targets, weights)
     torch.testing.assert_close(losses, torch.stack(alone), rtol=1e-5, atol=1e-6)
+
+
+def normed(last: bool = False, **form) -> list[torch.Tensor]:
+    """Return inputs, statistics, weights and biases of batch norms."""
+    x = torch.empty(MODULES, BATCH, 6, 5, 4, **form).uniform_().permute(0, 1, 4, 2, 3)
+    vectors = [torch.rand(MODULES, 4, device=x.device) + 0.5 for _ in range(4)]
+    return [x if last else x.contiguous(), *vectors]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norms_of_bfloat16_equal_each_model_alone(training):
+    together = normed(dtype=torch.bfloat16)
+    alone = [tensor.clone() for tensor in together]
+    for tensor in (*together[3:], *alone[3:]):
+        tensor.requires_grad_()
+
+    def norm(*tensors):
+        return functional.batch_norm(*tensors, training)
+
+    with StackedNorms():
+        outputs = vmap(norm)(*together)
+    expected = torch.stack([norm(*rows) for rows in zip(*alone, strict=True)])
+    for each in (outputs, expected):
+        (each.float() * torch.arange(4.0)[:, None, None]).sum().backward()
+    assert outputs.dtype == torch.bfloat16
+    for mine, theirs in zip([outputs, *together], [expected, *alone], strict=True):
+        torch.testing.assert_close(mine, theirs)
+    for mine, theirs in zip(together[3:], alone[3:], strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_batch_norms_of_channels_last_images_on_a_gpu():
+    # Shapes and strides alone show the error, so no GPU is needed.
+    with FakeTensorMode():
+        tensors = normed(True, device="cuda")
+        norm = partial(functional.batch_norm, training=True)
+        with pytest.raises(RuntimeError, match="is_contiguous"):
+            vmap(norm)(*tensors)
+        with StackedNorms():
+            assert vmap(norm)(*tensors).shape == tensors[0].shape
