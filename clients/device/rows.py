@@ -57,7 +57,7 @@ from flwr_frl.task.devices import RngContext, seed
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models import Part
 from flwr_frl.task.resident import test_examples, train_examples
-from flwr_frl.task.training.cohort import RefusedKeys
+from flwr_frl.task.training.cohort import CohortLimit, RefusedKeys
 from flwr_frl.task.training.local_training import FEWEST, TrainCall, features_of
 from flwr_frl.task.training.sgd import freeze, gradient_weight, trainable_examples
 from flwr_frl.task.training.stacked import tensors_of
@@ -115,9 +115,9 @@ def fit_rows(
     setup = asked[0].setup
     if getattr(setup.algorithm, "class_weights", "") == "balanced":
         return replies
-    alike = list(_alike(asked, STEPS).items())
-    for start in range(0, len(alike), size):
-        chunk = dict(alike[start : start + size])
+    alike, limit = list(_alike(asked, STEPS).items()), run_object(CohortLimit)
+    while alike:
+        chunk = dict(alike[: min(size, limit.most)])
         if len(chunk) < 2 or setup.kind in refused:
             break
         try:
@@ -127,11 +127,14 @@ def fit_rows(
         # Code of algorithms raises any exception. One by one, each client reports its
         # own.
         except Exception as error:
+            if limit.halve(len(chunk), error):
+                continue
             text = "%s: clients are answered one by one: %s"
             getLogger("task").debug(text, setup.kind.__name__, reason_of(error))
             if len(chunk) >= FEWEST:
                 refused.add(setup.kind)
             break
+        del alike[: len(chunk)]
         answered = zip(chunk, answers, strict=True)
         replies |= {i: answer for i, answer in answered if answer is not None}
     return replies

@@ -37,7 +37,7 @@ from flwr_frl.task.examples import Batch
 from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training.captured import called
-from flwr_frl.task.training.cohort import RefusedKeys
+from flwr_frl.task.training.cohort import CohortLimit, RefusedKeys
 from flwr_frl.task.training.local_training import fewest
 from flwr_frl.task.training.stacked import Objective, PooledExamples
 
@@ -77,6 +77,7 @@ def fit_nodes(
     joining = [i for i, pair in pairs if _joins(*pair)]
     if len(joining) < 2:
         return {}
+    limit, halved = run_object(CohortLimit), False
     try:
         of_nodes = [messages[i] for i in joining], [contexts[i] for i in joining]
         nodes = Nodes(setup, *of_nodes)
@@ -88,10 +89,12 @@ def fit_nodes(
     # torch raises exceptions of many types for what it cannot batch. Answered one by
     # one, nodes whose examples cannot be read report it.
     except Exception as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        refused.add(key)
-        getLogger("task").warning("nodes are trained one by one: %s", reason)
-    return {}
+        halved = limit.halve(nodes.most, error)
+        if not halved:
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            refused.add(key)
+            getLogger("task").warning("nodes are trained one by one: %s", reason)
+    return fit_nodes(setup, messages, contexts, only_if_faster) if halved else {}
 
 
 def _joins(message: Message, context: Context) -> bool:
@@ -209,6 +212,13 @@ class Nodes:
         # The examples; `can_run` gathers them.
         self.pool: PooledExamples
 
+    @property
+    def most(self) -> int:
+        """Most nodes whose gradients are computed at once."""
+        cohort, count = self.setup.device.cohort, len(self.messages)
+        chosen = count if cohort == "auto" else min(count, int(cohort))
+        return min(chosen, run_object(CohortLimit).most)
+
     def can_run(self, only_if_faster: bool) -> bool:
         """Return whether these nodes can train together and, if asked, are faster."""
         client, model = self.client, self.client.model
@@ -274,12 +284,10 @@ class Nodes:
             drawn += [torch.randperm(count) for _ in range(times)]
         order, lengths = torch.cat(drawn), torch.tensor(sizes).repeat_interleave(times)
         starts = (lengths.cumsum(0) - lengths).view(-1, times, 1)
-        cohort = self.setup.device.cohort
-        most = len(sizes) if cohort == "auto" else int(cohort)
         by_size: dict[tuple[int, int], list[int]] = {}
         for i, count in enumerate(sizes):
             size = min(client.settings.batch_size, count)
-            by_size.setdefault((size, i // most), []).append(i)
+            by_size.setdefault((size, i // self.most), []).append(i)
         groups = list[Group]()
         for (size, _), members in by_size.items():
             rows = order[starts[members] + torch.arange(size)].transpose(0, 1)

@@ -8,8 +8,10 @@ torch's generators, so the numbers equal those of one client after another, up t
 rounding. Evaluation is not batched: together it takes 0.8 to 1.9 times as long.
 """
 
+import sys
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from itertools import chain
 from logging import getLogger
 from typing import Any, Protocol, TypeVar
 
@@ -18,9 +20,10 @@ from greenlet import getcurrent, greenlet
 
 from flwr_frl.common.run_cache import run_cache, run_object
 from flwr_frl.task.base import Task
-from flwr_frl.task.devices import CPU, RngContext, current
+from flwr_frl.task.devices import CPU, RngContext, current, is_out_of_memory
 from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.models.split_model import SplitModel
+from flwr_frl.task.training.captured import forget
 
 Result = TypeVar("Result")
 log = getLogger("task")
@@ -105,6 +108,30 @@ class RefusedKeys(set[Hashable]):
     """Keys of a run's calls that torch failed to batch."""
 
 
+class CohortLimit:
+    """Most clients of a run that train together, fewer after memory has run out."""
+
+    most = sys.maxsize
+
+    def halve(self, count: int, error: Exception) -> bool:
+        """Halve the limit if memory has run out, and return whether it has changed.
+
+        Parameters
+        ----------
+        count : int
+            Number of clients that were trained together.
+        error : Exception
+            The exception that was raised.
+        """
+        if count < 2 or not is_out_of_memory(error):
+            return False
+        self.most = count // 2
+        forget()
+        text = "device %r is out of memory with %d clients together; continuing with %d"
+        log.warning(text, str(current()), count, self.most)
+        return True
+
+
 def make(call: Call) -> Any:
     """Return a call's result, computed with those of other clients' equal calls."""
     client = current_client()
@@ -156,9 +183,9 @@ def each_together(
     object
         The results, in the order of ``works``.
     """
-    waiting = deque(works)
+    waiting, limit = deque(works), run_object(CohortLimit)
     while waiting:
-        yield from _cohort(waiting, size, only_if_faster)
+        yield from _cohort(waiting, min(size, limit.most), only_if_faster)
 
 
 def _cohort(
@@ -195,9 +222,13 @@ def _answers(
     calls: Sequence[Call], clients: Sequence[ClientCoroutine], fewest: int
 ) -> list[Any]:
     """Return the result, or the exception, of each of some calls with the same key."""
-    key, refused = calls[0].key, run_object(RefusedKeys)
+    key, refused, limit = calls[0].key, run_object(RefusedKeys), run_object(CohortLimit)
+    if len(calls) > limit.most:
+        parts = [slice(i, i + limit.most) for i in range(0, len(calls), limit.most)]
+        halves = (_answers(calls[part], clients[part], fewest) for part in parts)
+        return list(chain.from_iterable(halves))
     streams = [client.stream for client in clients]
-    reason = ""
+    reason, halved = "", False
     if len(calls) >= fewest and key not in refused:
         states = [stream.state for stream in streams]
         try:
@@ -205,9 +236,12 @@ def _answers(
         # torch raises exceptions of many types for what it cannot batch.
         except Exception as error:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
+            halved = limit.halve(len(calls), error)
         # Outside of the handler, whose traceback keeps the stacked models in memory.
         for stream, state in zip(streams, states, strict=True):
             stream.state = state
+        if halved:
+            return _answers(calls, clients, fewest)
     answers = [_alone(*pair) for pair in zip(calls, streams, strict=True)]
     # If a call also fails alone, the cause is that client's data, not the batching.
     if reason and not any(isinstance(answer, Exception) for answer in answers):

@@ -19,6 +19,7 @@ from flwr_frl.task.training import local_training as calls
 from flwr_frl.task.training.cohort import scratch_model
 from flwr_frl.task.training.local_training import gradient, train
 from flwr_frl.task.training.sgd import SGD, Proximal
+from flwr_frl.task.training.stacked import Objective
 
 CE = torch.nn.functional.cross_entropy
 
@@ -176,6 +177,27 @@ def test_calls_that_cannot_be_batched_run_one_by_one(name, caplog):
     # here for training the representation; heads train on features.
     assert len(lines) == (name == "unusual")
     assert_same(together, outcome("fedrep", "off", **options))
+
+
+@pytest.mark.parametrize("algorithm", ["fedrep", "l2gd", "dpsgd"])
+def test_cohorts_that_exceed_the_memory_are_halved(
+    algorithm, request, monkeypatch, caplog
+):
+    request.addfinalizer(begin_run)
+    expected, gradients = outcome(algorithm, 2), Objective.gradients
+    begin_run()
+
+    def limited(self, state, names, batch, constants):
+        if len(batch[0]) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        return gradients(self, state, names, batch, constants)
+
+    monkeypatch.setattr(Objective, "gradients", limited)
+    with caplog.at_level(logging.WARNING, "task"):
+        assert_same(outcome(algorithm, N), expected)
+    lines = [each.getMessage() for each in caplog.records if each.name == "task"]
+    text = "device 'cpu' is out of memory with {} clients together; continuing with 2"
+    assert lines == [text.format(5 if algorithm == "dpsgd" else 4)]
 
 
 def test_a_client_that_diverges_fails_alone(batched_calls):
