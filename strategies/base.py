@@ -372,11 +372,11 @@ class Strategy(Algorithm, uses_mean="only"):
         client = self._traits.client.rpartition(":")[2]
         if foreign and not self._personal and client != "FedAvgClient":
             text = "the clients are those of another app: if they do not do the same "
+            text += "as %s, the server averages all that they return; to keep each "
             text += (
-                "as %s, the server averages all that they return; with an unchanged "
+                "client's last layer on the server, use FedPer(personal=(%r,)) with "
             )
-            text += "ClientApp, FedPer(personal=('HEAD.',)) keeps each client's arrays "
-            self._warn_once(text + "of these names on the server", client)
+            self._warn_once(text + "an unchanged ClientApp", client, round.layers[-1])
 
     # Messages.
 
@@ -612,7 +612,8 @@ class Strategy(Algorithm, uses_mean="only"):
         differ = {n: v for n, v in FLOWERS.items() if getattr(settings, n) != v}
         log(INFO, "\t├──> %s: %s", type(self).__name__, settings)
         if self._personal:
-            log(INFO, "\t├──> Kept for each client: %s", ", ".join(self._personal))
+            names = ", ".join(self._personal)
+            log(INFO, "\t├──> Kept on the server for each client: %s", names)
         text = ", ".join(f"{name}={value!r}" for name, value in differ.items())
         log(INFO, "\t└──> Arguments that Flower's FedAvg would have: %s", text or "all")
 

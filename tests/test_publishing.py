@@ -6,6 +6,11 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from docs import versions
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -59,3 +64,22 @@ def test_the_notebooks_for_colab_are_the_tutorials():
         repository = PROJECT["urls"]["Repository"].split("github.com/")[1]
         link = f"/{repository}/blob/gh-pages/tutorials/{path.stem}.ipynb)"
         assert link in notebooks.with_link(text, path)
+
+
+def test_the_page_of_tested_versions_is_current():
+    written = versions.PAGE.read_text(encoding="utf-8")
+    assert written == versions.page(), "run `python -m docs.versions`"
+    rows = [line.split(" | ") for line in written.splitlines() if "not run" in line]
+    assert all("passed" not in row[-1] for row in rows)
+
+
+def test_ci_tests_the_oldest_versions_that_the_project_allows():
+    job = yaml.safe_load(versions.WORKFLOW.read_text())["jobs"]["platforms"]
+    (oldest,) = job["strategy"]["matrix"]["include"]
+    given = (Requirement(text) for text in oldest["versions"].split())
+    tested = {r.name: str(r.specifier).strip("=") for r in given}
+    allowed = {r.name: r.specifier for r in map(Requirement, PROJECT["dependencies"])}
+    for name, number in tested.items():
+        lowest = next(s.version for s in allowed[name] if s.operator == ">=")
+        assert Version(number) == Version(lowest)
+    assert f">={oldest['python']}" == PROJECT["requires-python"]

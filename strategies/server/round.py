@@ -310,13 +310,17 @@ class Round:
         parts = self._strategy._personal
         return [n for n in self.record if any(f".{part}" in f".{n}" for part in parts)]
 
+    @property
+    def layers(self) -> list[str]:
+        """Beginnings of the arrays' names up to the last dot, in order."""
+        return [*dict.fromkeys(n[: n.rfind(".") + 1] or n for n in self.record)]
+
     def check_personal(self) -> None:
         """Raise `SettingsError` if a part of ``personal`` is in no array's name."""
-        layers = {name[: name.rfind(".") + 1] or name for name in self.record}
         for part in self._strategy._personal:
             if not any(f".{part}" in f".{name}" for name in self.record):
                 places = "the names in initial_arrays"
-                raise unknown("array", part, layers, places, code="personal")
+                raise unknown("array", part, self.layers, places, code="personal")
 
     # Interface for algorithms.
 
