@@ -296,17 +296,19 @@ def try_out(settings: Resolved, num_clients: int) -> list[Client]:
     Raises `SettingsError` if a model cannot be built, or its shared arrays differ from
     the first one's.
     """
-    models = str(settings.get("client-models", "")).split()
+    models = str(settings.get("client-models", "")).split() or [""]
     clients: list[Client] = []
-    for i in range(min(max(1, len(models)), num_clients)):
+    for i in range(min(len(models), num_clients)):
         node = {"partition-id": i, "num-partitions": num_clients}
         context = Context(0, 0, {**node}, RecordDict(), {})
         clients.append(build_client(context, client_setup(context, settings), {}))
         clients[i].get_properties({})
         both = clients[0]._structure(), clients[i]._structure()
-        for first, other in zip_longest(*both):
-            allowed = f"such that all share the same, not {first} and {other}"
-            require(first == other, "client-models", settings["client-models"], allowed)
+        for pair in zip_longest(*both):
+            first, other = map("{0}: {1}".format, (models[0], models[i]), pair)
+            allowed = f"models that share arrays of equal shapes, not {first}; {other}"
+            same = pair[0] == pair[1]
+            require(same, "client-models", settings["client-models"], allowed)
     return clients
 
 

@@ -16,6 +16,7 @@ from flwr_frl.clients.base import (
     linear_head,
     needs_classes,
 )
+from flwr_frl.clients.device.architectures import OwnArchitectureClient
 from flwr_frl.clients.device.groups import WHOLE, Tensors
 from flwr_frl.clients.device.training import class_means, labelled_features, no_means
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
@@ -71,7 +72,7 @@ def own_prototypes(client: Client, classes: int) -> Tensors:
 
 
 class FedProtoClient(
-    Client, requires=(needs_classes, linear_head("FedProto", bias=True))
+    OwnArchitectureClient, requires=(needs_classes, linear_head("FedProto", bias=True))
 ):
     """Algorithm 1, client side: the model is personal; architectures may differ.
 
@@ -89,20 +90,12 @@ class FedProtoClient(
     fedproto_predicted : {"own", "all"}, default "own"
         Classes that a client predicts: those of its training examples, as in the
         authors' code, or all classes with a prototype.
-    client_models : str, default ""
-        Models of the simulated clients, assigned in turn: with ``"mlp resnet20"``,
-        every second client has a ResNet. Their features must have the same width.
-    model_, head_layers
-        As of the task. A device may set them in its node config.
     """
 
     shared = "prototypes"
     personal = (*WHOLE, CLASSES)
     fedproto_lambda: float = setting(1.0, ge=0)
     fedproto_predicted: Literal["own", "all"] = setting("own")
-    client_models: str = setting("", form="models' names", safe=True)
-    model_: str = setting("", form="a model's name", per_device=True)
-    head_layers: int = setting(0, ge=0, per_device=True)
 
     @property
     def head(self) -> nn.Linear:

@@ -21,7 +21,7 @@ from flwr_frl.common.settings import (
     printable,
     resolve,
 )
-from flwr_frl.common.text import short_name
+from flwr_frl.common.text import one_line, short_name
 from flwr_frl.results.comparison import write_paper
 from flwr_frl.results.methods import compare
 from flwr_frl.results.output import archive_run, locked, prepare_directory
@@ -188,6 +188,8 @@ def _final_clients(
         data: dict[str, Any] = {}
         if counts := class_counts(client.properties):
             data[keys.CLASS_COUNTS] = counts
+        if model := client.properties.get(keys.MODEL):
+            data[keys.MODEL] = one_line(model)
         for about in (keys.NUM_EXAMPLES, keys.NUM_TEST_EXAMPLES):
             data[about] = client.properties.get(about)
         if name in joined:

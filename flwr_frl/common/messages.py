@@ -42,10 +42,14 @@ IS_CHANGE = "is-change"
 EXAMPLE_EPSILON = "example-epsilon"
 # Suffix of the number of clients over which a metric is a mean, if some lack it.
 OF_CLIENTS = "-clients"
+# Between a metric and a model's name: its mean over the clients with that model.
+OF_MODEL = "-of-"
 # FedAS: trace of the client's empirical Fisher information.
 FISHER_TRACE = "fisher-trace"
 # FedNova: the total weight of the client's local gradients.
 GRADIENT_WEIGHT = "gradient-weight"
+# FedKD: number of values of the factors of the client's change.
+FACTOR_VALUES = "factor-values"
 NUM_EXAMPLES = "num-examples"
 NUM_TEST_EXAMPLES = "num-test-examples"
 
@@ -65,6 +69,8 @@ SKETCH = 256
 PROXIMAL_WEIGHT = "proximal-mu"
 # L2GD: a seed of the coin flips that all clients of a round share.
 COINS = "coins"
+# FedKD: the share of the energy that matrices of lower rank keep.
+ENERGY = "energy"
 # Means of client states: whether the mean includes this client.
 IN_MEAN = "in-mean"
 # Newcomers: the fraction of a client's examples on which personal parameters are
@@ -108,6 +114,8 @@ NEWCOMER = "newcomer"
 # Devices with a table: number, mean and deviation of each column in the training data;
 # in the config of a message, those of all devices together.
 COLUMNS = "column-statistics"
+# Name of the client's model, where clients may have different ones.
+MODEL = "model"
 # Shape of the images, for clients of image tasks.
 INPUTS = ("channels", "height", "width")
 # Flower's error for an app without a query handler, such as its templates.

@@ -15,7 +15,9 @@ from flwr_frl.common.files import write_atomically
 from flwr_frl.common.messages import (
     CLASS_COUNTS,
     EXAMPLE_EPSILON,
+    MODEL,
     OF_CLIENTS,
+    OF_MODEL,
     TESTED_MODEL,
 )
 from flwr_frl.common.settings import Settings, require
@@ -293,8 +295,25 @@ def run_result(
     means = client_means(directory, metric, {row["round"] for row in final})
     summary = summarize(rows, clients, final, means if metric == "accuracy" else None)
     summary |= {"protocol": protocol_text(final, protocol), TESTED_MODEL: tested}
+    summary |= by_model(metric, means, clients)
     summary |= summarize_newcomers(joined)
     return RunResult(directory, settings["seed"], summary, means)
+
+
+def by_model(
+    metric: str, means: Mapping[str, float], clients: Mapping[str, Mapping[str, Any]]
+) -> dict[str, float]:
+    """Return ``METRIC-of-MODEL``, the mean over the clients with each of the models.
+
+    It is empty unless the clients report several models. ``means`` and ``clients`` are
+    the results and the entries of ``clients.json``.
+    """
+    of: dict[str, list[float]] = {}
+    for client, mean in means.items():
+        if model := clients.get(client, {}).get(MODEL):
+            of.setdefault(model, []).append(mean)
+    entries = {f"{metric}{OF_MODEL}{n}": sum(v) / len(v) for n, v in of.items()}
+    return entries if len(of) > 1 else {}
 
 
 def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
