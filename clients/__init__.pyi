@@ -8,6 +8,7 @@ from flwr_frl.clients.device.groups import REPRESENTATION as REPRESENTATION
 from flwr_frl.clients.device.groups import WHOLE as WHOLE
 from flwr_frl.clients.ditto import DittoClient as DittoClient
 from flwr_frl.clients.dpsgd import DPSGDClient as DPSGDClient
+from flwr_frl.clients.fd import FDClient as FDClient
 from flwr_frl.clients.fed_mtl import FedMTLClient as FedMTLClient
 from flwr_frl.clients.fedala import FedALAClient as FedALAClient
 from flwr_frl.clients.fedamp import FedAMPClient as FedAMPClient
@@ -23,6 +24,8 @@ from flwr_frl.clients.feddbe import FedDBEClient as FedDBEClient
 from flwr_frl.clients.feddpa import FedDPAClient as FedDPAClient
 from flwr_frl.clients.feddyn import FedDynClient as FedDynClient
 from flwr_frl.clients.fedfomo import FedFomoClient as FedFomoClient
+from flwr_frl.clients.fedgh import FedGHClient as FedGHClient
+from flwr_frl.clients.fedkd import FedKDClient as FedKDClient
 from flwr_frl.clients.fedlc import FedLCClient as FedLCClient
 from flwr_frl.clients.fednova import FedNovaClient as FedNovaClient
 from flwr_frl.clients.fedntd import FedNTDClient as FedNTDClient
@@ -40,6 +43,7 @@ from flwr_frl.clients.ffa_lora import FFALoRAClient as FFALoRAClient
 from flwr_frl.clients.flute import FLUTEClient as FLUTEClient
 from flwr_frl.clients.flute import FLUTELinearClient as FLUTELinearClient
 from flwr_frl.clients.flute import FLUTEStarClient as FLUTEStarClient
+from flwr_frl.clients.fml import FMLClient as FMLClient
 from flwr_frl.clients.gossip.base import Node as Node
 from flwr_frl.clients.gpfl import GPFLClient as GPFLClient
 from flwr_frl.clients.ifca import IFCAClient as IFCAClient

@@ -4,6 +4,7 @@ from flwr_frl.strategies.algorithms import build_strategy as build_strategy
 from flwr_frl.strategies.averaging import APFL as APFL
 from flwr_frl.strategies.averaging import Ditto as Ditto
 from flwr_frl.strategies.averaging import FFALoRA as FFALoRA
+from flwr_frl.strategies.averaging import FML as FML
 from flwr_frl.strategies.averaging import FedALA as FedALA
 from flwr_frl.strategies.averaging import FedAvg as FedAvg
 from flwr_frl.strategies.averaging import FedAvgFT as FedAvgFT
@@ -31,6 +32,7 @@ from flwr_frl.strategies.averaging import PFedFDA as PFedFDA
 from flwr_frl.strategies.averaging import PFedMe as PFedMe
 from flwr_frl.strategies.averaging import PerFedAvg as PerFedAvg
 from flwr_frl.strategies.base import Strategy as Strategy
+from flwr_frl.strategies.fd import FD as FD
 from flwr_frl.strategies.fedamp import FedAMP as FedAMP
 from flwr_frl.strategies.fedas import FedAS as FedAS
 from flwr_frl.strategies.fedasync import FedAsync as FedAsync
@@ -40,11 +42,14 @@ from flwr_frl.strategies.fedcgs import FedCGS as FedCGS
 from flwr_frl.strategies.feddbe import FedDBE as FedDBE
 from flwr_frl.strategies.feddyn import FedDyn as FedDyn
 from flwr_frl.strategies.fedfomo import FedFomo as FedFomo
+from flwr_frl.strategies.fedgh import FedGH as FedGH
+from flwr_frl.strategies.fedkd import FedKD as FedKD
 from flwr_frl.strategies.fednova import FedNova as FedNova
 from flwr_frl.strategies.fedpac import FedPAC as FedPAC
 from flwr_frl.strategies.fedproto import FedProto as FedProto
 from flwr_frl.strategies.fedrep import FedRep as FedRep
 from flwr_frl.strategies.fedrep import FedRepLinear as FedRepLinear
+from flwr_frl.strategies.fedtgp import FedTGP as FedTGP
 from flwr_frl.strategies.flute import FLUTE as FLUTE
 from flwr_frl.strategies.flute import FLUTELinear as FLUTELinear
 from flwr_frl.strategies.flute import FLUTEStar as FLUTEStar

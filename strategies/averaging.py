@@ -161,6 +161,11 @@ class FedCP(Strategy, client="flwr_frl.clients.fedcp:FedCPClient"):
     """
 
 
+# FML (Shen et al., 2020)
+class FML(Strategy, client="flwr_frl.clients.fml:FMLClient"):
+    """Average the meme models; the private models may differ in architecture."""
+
+
 # MOON (Li et al., CVPR 2021)
 class MOON(Strategy, client="flwr_frl.clients.moon:MOONClient"):
     """Algorithm 1: average the models; clients add the contrastive loss."""

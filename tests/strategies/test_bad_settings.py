@@ -61,6 +61,15 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
     },
     "fedbabu": {"finetune-part": ("body",), "finetune-epochs": (-1,)},
     "fedproto": {"fedproto-lambda": (-1.0,), "client-models": ("mlp mlp-2",)},
+    "fd": {"fd-gamma": (-1.0,)},
+    "fml": {
+        "fml-alpha": (1.5,),
+        "fml-beta": (-0.1,),
+        "shared-model": ("mlp-9", "cnn-1d"),
+    },
+    "fedkd": {"fedkd-energy-start": (1.5,), "fedkd-energy-end": (-1.0,)},
+    "fedgh": {"fedgh-learning-rate": (-1.0,), "aggregation": ("median",)},
+    "fedtgp": {"fedtgp-threshold": (-1.0,), "fedtgp-epochs": (0,)},
     "fedala": {
         "ala-learning-rate": (-1.0,),
         "ala-share": (0.0, 1.5),
@@ -156,6 +165,9 @@ CASES = [
     ("fedavg", {"new-clients": 19, "fraction-train": 0.5}, "fraction-train"),
     ("fedproto", PRIVATE, "server-dp-noise"),
     ("fedamp", PRIVATE, "server-dp-noise"),
+    ("fml", {"client-models": "mlp logistic"}, "shared-model"),
+    ("fml", {"shared-model": "mlp", **UNBIASED}, "shared-model"),
+    ("fedgh", {"client-models": "mlp digits-cnn"}, "client-models"),
     # Algorithms whose new arrays are not a mean of models
     *(
         (name, {"server-optimizer": "adam"}, "server-optimizer")
@@ -187,14 +199,17 @@ CASES = [
     ("flute", {"task": "transfer"}, "no-classes"),
     *(
         (name, {"task": "linear"}, "no-classes")
-        for name in ("flute-star", "fedproto", "knn-per", "fedlc", "fedntd")
+        for name in ("flute-star", "fedproto", "knn-per", "fedlc", "fedntd", "fd")
     ),
     *(
         (name, {"head-layers": 2}, "head-not-linear")
-        for name in ("fedproto", "fedpac", "fedas", "flute", "gpfl", "pfedfda")
+        for name in ("fedproto", "fedpac", "fedas", "flute", "gpfl", "pfedfda", "fedkd")
     ),
     ("fedbn", {}, "no-batch-norms"),
-    *((name, UNBIASED, "no-bias") for name in ("fedproto", "pfedfda", "feddbe")),
+    *(
+        (name, UNBIASED, "no-bias")
+        for name in ("fedproto", "pfedfda", "feddbe", "fedgh")
+    ),
     ("feddbe", {"task": "linear"}, "no-bias"),
     ("moon", {"model": "logistic"}, "no-features"),
     ("feddyn", {"model": "resnet18"}, "has-buffers"),

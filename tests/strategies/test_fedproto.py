@@ -31,7 +31,7 @@ from torch import nn
 
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.common.settings import resolve
-from flwr_frl.strategies import FedProto
+from flwr_frl.strategies import FedProto, FedTGP
 from flwr_frl.strategies.server.replies import InvalidReplyError, to_record
 from flwr_frl.task import ExampleSet
 from flwr_frl.task.models import MODELS
@@ -269,3 +269,56 @@ def test_node_config_selects_the_model(narrow):
     assert model_of("fedproto", {"partition-id": 0}) == "narrow"
     # Only clients of FedProto may choose their model.
     assert model_of("fedavg", {"partition-id": 0, "model": "mlp"}) == default
+
+
+# FedTGP
+
+
+def trained_by_hand(model, pairs, margin, rate, epochs):
+    """Return the prototypes after steps on −log of a softmax over distances."""
+    every = torch.arange(3)
+    for _ in range(epochs):
+        losses = []
+        for p, c in pairs:
+            distances = (model(every) - p).square().sum(1).sqrt()
+            scores = torch.exp(-distances - margin * (every == c))
+            losses.append(-torch.log(scores[c] / scores.sum()))
+        slopes = torch.autograd.grad(sum(losses) / len(losses), [*model.parameters()])
+        with torch.no_grad():
+            for parameter, slope in zip(model.parameters(), slopes, strict=True):
+                parameter -= rate * slope
+    return model(every).detach().numpy()
+
+
+@pytest.mark.parametrize(("threshold", "margin"), [(100.0, 5**0.5), (0.5, 0.5)])
+def test_fedtgp_trains_the_prototypes(threshold, margin):
+    # The class means are (2, 3), (4, 0) and (4, 2); the nearest are √5, 2 and 2 apart.
+    replies = [
+        reply_of(1, [[1, 1], [4, 0], [9, 9]], [3, 1, 0]),
+        reply_of(2, [[3, 5], [9, 9], [4, 2]], [1, 0, 3]),
+    ]
+    how = {"fedtgp_learning_rate": 0.2, "fedtgp_epochs": 4}
+    strategy = FedTGP(fedtgp_threshold=threshold, **how)
+    pairs = [((1, 1), 0), ((4, 0), 1), ((3, 5), 0), ((4, 2), 2)]
+    pairs = [(torch.tensor(p).float(), c) for p, c in pairs]
+    model = strategy.generator(3, 2)
+    for counts in ([0, 0, 0], [2, 1, 1]):
+        # The second round continues from the state of the first.
+        arrays = aggregated(strategy, counts, replies)
+        expected = trained_by_hand(model, pairs, margin, 0.2, 4)
+        np.testing.assert_allclose(arrays[MEANS], expected, atol=1e-5)
+        assert arrays[COUNTS].tolist() == [2, 1, 1]
+
+
+def test_fedtgp_keeps_the_prototypes_without_any_class():
+    replies = [reply_of(1, [[1, 1]] * 3, [0, 0, 0])]
+    arrays = aggregated(FedTGP(), [2, 0, 1], replies)
+    assert arrays[COUNTS].tolist() == [2, 0, 1]
+    np.testing.assert_array_equal(arrays[MEANS], [[0, 1], [2, 3], [4, 5]])
+
+
+def test_fedtgp_of_one_class_has_the_largest_margin():
+    replies = [reply_of(1, [[1, 1]] * 3, [2, 0, 0])]
+    arrays = aggregated(FedTGP(fedtgp_epochs=1), [0, 4, 0], replies)
+    assert arrays[COUNTS].tolist() == [1, 4, 0]
+    assert np.isfinite(arrays[MEANS]).all()

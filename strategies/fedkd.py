@@ -1,0 +1,70 @@
+"""FedKD (Wu et al., Nature Communications 2022)."""
+
+import numpy as np
+
+from flwr_frl.common.low_rank import low_rank
+from flwr_frl.common.messages import ENERGY, FACTOR_VALUES
+from flwr_frl.common.settings import setting
+from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.server.replies import Arrays, rounded_to
+from flwr_frl.strategies.server.round import Reply, Round
+
+
+class FedKD(
+    Strategy,
+    client="flwr_frl.clients.fedkd:FedKDClient",
+    uses_mean="only",
+    replies_are_changes=True,
+):
+    """Add the mean change of the mentees, of lower rank; mentors stay personal.
+
+    The rank of each matrix keeps the share T(t) of the energy, the sum of its squared
+    singular values. T grows from ``fedkd-energy-start`` in the first round to
+    ``fedkd-energy-end`` in the last one. Clients reduce their changes, and the server
+    reduces the mean (`low_rank`). Clients receive the whole mentee, as they may have
+    missed rounds.
+
+    Parameters
+    ----------
+    fedkd_energy_start : float, default 0.95
+        T in the first round; 1 keeps the rank. Both defaults are the paper's.
+    fedkd_energy_end : float, default 0.98
+        T in the last round.
+    num_server_rounds : int, default 30
+        Number of rounds.
+    """
+
+    fedkd_energy_start: float = setting(0.95, ge=0, le=1)
+    fedkd_energy_end: float = setting(0.98, ge=0, le=1)
+    num_server_rounds: int = setting(30, ge=1, may_differ="on resume")
+
+    def begin(self, round: Round) -> None:
+        """Send T(t)."""
+        round.config[ENERGY] = self.energy(round.number)
+
+    def energy(self, number: int) -> float:
+        """Return T(t) in a round, from 1."""
+        first, last = self.fedkd_energy_start, self.fedkd_energy_end
+        share = (number - 1) / max(1, self.num_server_rounds - 1)
+        return first + min(1.0, share) * (last - first)
+
+    def check_reply(self, reply: Reply) -> None:
+        """Reject replies without the number of values of the factors."""
+        reply.metric(FACTOR_VALUES)
+
+    def aggregate(self, round: Round) -> Arrays | None:
+        """Add the mean change, of lower rank, to the mentee."""
+        changes = round.mean()
+        if changes is None:
+            return None
+        energy, new = self.energy(round.number), {}
+        for name, change in changes.items():
+            old = round.arrays[name]
+            moved = old + np.asarray(low_rank(change, energy)[0], np.float64)
+            new[name] = rounded_to(old.dtype, moved)
+        return new
+
+    def metrics(self, round: Round) -> dict[str, float]:
+        """Add the mean number of values of the clients' factors."""
+        values = [reply.metrics[FACTOR_VALUES] for reply in round.replies]
+        return {**super().metrics(round), FACTOR_VALUES: float(np.mean(values))}
