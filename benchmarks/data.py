@@ -189,6 +189,12 @@ def clients(job: Any, result: Any) -> dict[str, Any]:
     return {"clients": kept}
 
 
+def uploaded(job: Any, result: Any) -> dict[str, Any]:
+    """Return the bytes that clients have sent in training."""
+    rows = read_rows(job.run_folder / METRICS)
+    return {"bytes-up": sum(row["bytes-up"] for row in rows)}
+
+
 def targets(job: Any, result: Any) -> dict[str, Any]:
     """Return the mean accuracy of the clients that are no sources."""
     own = read_json(job.run_folder / "clients.json")

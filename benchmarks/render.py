@@ -35,6 +35,7 @@ PERCENT = (
 METRICS = {
     **{n: Metric(f"{n.replace('-', ' ')} (%)", 100, 2) for n in PERCENT},
     "bytes": Metric("MB", 1e-6, 1),
+    "bytes-up": Metric("MB up", 1e-6, 2),
     "cpu-seconds": Metric("seconds of one core", 1, 0),
 }
 
