@@ -490,7 +490,8 @@ def _choose_columns(rows: Any, s: ColumnSettings, client: str) -> tuple[list[str
     candidates = [*_class_names(rows)] or [n for n in LABEL_NAMES if n in columns][:1]
     only = candidates[0] if len(candidates) == 1 else ""
     label = s.label_column.strip() or only
-    require(label in columns, "label-column", label, f"one {listed}")
+    if label not in columns:
+        raise unknown("label-column", label, columns, "the table")
     rest = [name for name in columns if name not in (label, client)]
     images = [name for name in rest if _is_image(rows[name])]
     numbers = [name for name in rest if _is_numeric(rows[name])]
@@ -581,8 +582,8 @@ def _clients(
     if alone:
         return (), np.zeros(count, np.int64)
     if column:
-        allowed = f"one of the columns {_listed(table.rows.column_names)}"
-        require(column in table.rows.column_names, "client-column", column, allowed)
+        if column not in table.rows.column_names:
+            raise unknown("client-column", column, table.rows.column_names, "the table")
         _require_full(table, column, "client-column")
         cells = table.rows[column].to_numpy()
     else:
