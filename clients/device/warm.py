@@ -12,6 +12,7 @@ name, so it suffices that ``deploy/warm`` comes first in the SuperNode's ``PATH`
 """
 
 import argparse
+import gc
 import os
 import signal
 import subprocess
@@ -87,6 +88,9 @@ def main() -> None:
         if supernode not in (None, os.getppid()):
             return
         import_module(name)
+    # Otherwise a collection in a fork would copy the pages of all objects of torch.
+    gc.collect()
+    gc.freeze()
     try:
         exit_handlers()
         command(CLIENT_APP)
