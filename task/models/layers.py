@@ -124,16 +124,9 @@ class _ChannelNorm(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, dims: Any, *arguments: Any) -> Any:
         """Return the results of several models; statistics change in place."""
-
-        def rows(tensor: Tensor | None, dim: int | None) -> Tensor | None:
-            if tensor is None:
-                return None
-            if dim is None:
-                return tensor.expand(info.batch_size, *tensor.shape)
-            return tensor.movedim(dim, 0)
-
-        x, *more = map(rows, arguments[:5], dims[:5])
-        channels = cast(Tensor, x).transpose(0, 1).flatten(1, 2)
+        pairs = zip(arguments[:5], dims, strict=False)
+        x, *more = (t if dim is None else t.movedim(dim, 0) for t, dim in pairs)
+        channels = x.transpose(0, 1).flatten(1, 2)
         vectors: list[Any] = [t if t is None else t.flatten() for t in more]
         outputs = functional.batch_norm(channels, *vectors, *arguments[5:])
         return torch.unflatten(outputs, 1, (info.batch_size, -1)), 1
@@ -150,26 +143,14 @@ class StackedNorms(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         """Call a function of torch."""
-        if func is functional.batch_norm:
-            return self._norm(*args, **kwargs)
-        return func(*args, **(kwargs or {}))
-
-    @staticmethod
-    def _norm(
-        x: Tensor,
-        mean: Tensor | None,
-        variance: Tensor | None,
-        weight: Tensor | None = None,
-        bias: Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
-        eps: float = 1e-5,
-    ) -> Tensor:
-        arguments = x, mean, variance, weight, bias, training, momentum, eps
-        same = mean is None or mean.dtype == x.dtype
-        if x.device.type == "cpu" and same:
-            return functional.batch_norm(*arguments)
-        return cast(Tensor, _ChannelNorm.apply(*arguments))
+        if func is not functional.batch_norm:
+            return func(*args, **(kwargs or {}))
+        # torch passes the other arguments in their order, by name.
+        arguments = *args, *kwargs.values()
+        x, mean = args[:2]
+        if x.device.type == "cpu" and (mean is None or mean.dtype == x.dtype):
+            return func(*arguments)
+        return _ChannelNorm.apply(*arguments)
 
 
 def mean_losses(

@@ -7,9 +7,10 @@ captured, and if they differ, the step goes on without one.
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from functools import partial
 from logging import getLogger
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -27,83 +28,66 @@ from flwr_frl.task.training.stacked import (
 WARM_UP = 2
 # Most kinds of steps whose tensors and graphs are kept; the least recently used go.
 MOST = 16
-# Maps tensors to tensors, or None.
-Function = Callable[..., Sequence[Tensor | None]]
+Step = Callable[[], None]
+Function = Callable[..., Sequence[Tensor]]
 log = getLogger("task")
 
 
-class Graph(Protocol):
-    """A step that was captured."""
-
-    def replay(self) -> None:
-        """Make the step again, on the same tensors."""
-
-
-class PythonGraph:
-    """A stand-in for `CudaGraph` on any device, which calls the step again.
+def python_graph(step: Step) -> Step:
+    """Return a stand-in for `cuda_graph` on any device: the step itself.
 
     Parameters
     ----------
     step : callable
         Reads and changes tensors that stay in place.
     """
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        self.replay = step
-
-
-class Shared:
-    """A stream on which a run's graphs are captured, and the memory that they share.
-
-    Graphs keep no results in the memory of their intermediate values, and run one at a
-    time. Libraries keep a workspace for each stream.
-    """
-
-    def __init__(self) -> None:
-        self.stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        # As long as this graph exists, so does the memory.
-        self.first = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.first, stream=self.stream):
-            torch.zeros(1, device="cuda")
+    return step
 
 
 @run_cache(maxsize=1)
-def _shared() -> Shared:
-    return Shared()
+def _shared() -> tuple[Any, Any]:
+    """Return the stream on which graphs are captured, and the first of a run's graphs.
+
+    All graphs share the memory of the first one, which it keeps: they leave no results
+    in the memory of their intermediate values, and run one at a time. Libraries keep a
+    workspace for each stream.
+    """
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    first = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(first, stream=stream):
+        torch.zeros(1, device="cuda")
+    return stream, first
 
 
-class CudaGraph:
-    """A CUDA graph of a step; the parameters are those of `PythonGraph`."""
-
-    def __init__(self, step: Callable[[], None]) -> None:
-        shared, graph = _shared(), torch.cuda.CUDAGraph()
-        stream, current = shared.stream, torch.cuda.current_stream()
-        stream.wait_stream(current)
-        try:
-            # This context restores the stream, which a failed capture does not.
-            with torch.cuda.stream(stream):
-                for _ in range(WARM_UP):
-                    step()
-                self._capture(graph, shared, step)
-        finally:
-            current.wait_stream(stream)
-        self.replay = graph.replay
-
-    @staticmethod
-    def _capture(graph: Any, shared: Shared, step: Callable[[], None]) -> None:
-        try:
-            with torch.cuda.graph(graph, shared.first.pool(), shared.stream):
+def cuda_graph(step: Step) -> Step:
+    """Return a function that replays a step, captured as a CUDA graph."""
+    (stream, first), graph = _shared(), torch.cuda.CUDAGraph()
+    current = torch.cuda.current_stream()
+    stream.wait_stream(current)
+    try:
+        # This context restores the stream, which a failed capture does not.
+        with torch.cuda.stream(stream):
+            for _ in range(WARM_UP):
                 step()
-        except Exception:
-            # torch's allocator still refers to this graph, and refuses others.
-            GRAPHS.pop("cuda", None)
+            # After a failure, torch's allocator needs the graph, and refuses others.
             _failed.append(graph)
-            raise
+            with torch.cuda.graph(graph, first.pool(), stream):
+                step()
+            _failed.clear()
+    finally:
+        current.wait_stream(stream)
+    replay: Step = graph.replay
+    return replay
 
 
-# How steps are captured on each type of device.
-GRAPHS: dict[str, Callable[[Callable[[], None]], Graph]] = {"cuda": CudaGraph}
+# How steps are captured on each type of device, and graphs whose captures failed.
+GRAPHS: dict[str, Callable[[Step], Step]] = {"cuda": cuda_graph}
 _failed: list[Any] = []
+
+
+def _are_captured(tensor: Tensor) -> bool:
+    """Return True if steps are captured on the device of a tensor."""
+    return tensor.device.type in GRAPHS and not _failed
 
 
 class CapturedStep:
@@ -117,33 +101,31 @@ class CapturedStep:
         All tensors that it changes and whose values matter.
     """
 
-    def __init__(self, step: Callable[[], None], changed: Sequence[Tensor]) -> None:
+    def __init__(self, step: Step, changed: Sequence[Tensor]) -> None:
         self.step, self.changed = step, changed
-        self.graph: Graph | None = None
+        self.replay: Step | None = None
         # True if the next call compares the graph with the step.
         self.is_due = True
 
     def __call__(self) -> None:
         """Make the step."""
         if self.is_due:
-            self.is_due = False
             self._compare()
-        elif self.graph:
-            self.graph.replay()
         else:
-            self.step()
+            (self.replay or self.step)()
 
     def _compare(self) -> None:
         """Make the step with and without a graph, which is dropped if they differ."""
+        self.is_due = False
         before = [tensor.clone() for tensor in self.changed]
         self.step()
         expected, reason = [tensor.clone() for tensor in self.changed], ""
         try:
-            if self.graph is None:
-                self._write(before)
-                self.graph = GRAPHS[before[0].device.type](self.step)
-            self._write(before)
-            self.graph.replay()
+            if self.replay is None:
+                _copy(before, self.changed)
+                self.replay = GRAPHS[before[0].device.type](self.step)
+            _copy(before, self.changed)
+            self.replay()
             if not all(map(_equal, self.changed, expected)):
                 reason = "its replay gives other results"
         # CUDA and users' modules raise exceptions of many types.
@@ -151,13 +133,9 @@ class CapturedStep:
             # An error in a capture causes another one at its end.
             reason = error_line(error.__context__ or error)[:200]
         if reason:
-            self.graph = None
-            self._write(expected)
+            self.replay = None
+            _copy(expected, self.changed)
             log.warning("a training step is not captured as a graph: %s", reason)
-
-    def _write(self, values: Sequence[Tensor]) -> None:
-        for tensor, value in zip(self.changed, values, strict=True):
-            tensor.copy_(value)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -177,12 +155,11 @@ class CapturedTraining:
     """
 
     def __init__(self, like: StackedOptimizer) -> None:
-        self.training = StackedOptimizer(
-            like.objective,
-            {name: tensor.clone() for name, tensor in like.state.items()},
-            [tensor.clone() for tensor in like.constants],
-            {name: tensor.clone() for name, tensor in like.correction.items()},
-            like.sgd,
+        self.training = replace(
+            like,
+            state={name: tensor.clone() for name, tensor in like.state.items()},
+            constants=[tensor.clone() for tensor in like.constants],
+            correction={name: t.clone() for name, t in like.correction.items()},
         )
         self.state = self.training.state
         # Graphs may read tensors of its modules.
@@ -191,14 +168,13 @@ class CapturedTraining:
 
     def load(self, like: StackedOptimizer) -> None:
         """Start with another optimiser's tensors, which have the same form."""
-        for tensor, value in zip(self.training.given, like.given, strict=True):
-            tensor.copy_(value)
+        _copy(like.given, self.training.given)
         for moment in self.training.all_moments:
             moment.zero_()
         self.training.objective = like.objective
         # Code of a user may compute something else in this call.
         for each in self._steps.values():
-            each.step.is_due = each.step.graph is not None and not self._first.is_known
+            each.step.is_due = bool(each.step.replay) and not self._first.is_known
 
     def run(self, batches: StackedBatch, sums: Tensor) -> None:
         """Make successive steps; see `StackedOptimizer.run`."""
@@ -272,41 +248,38 @@ class CapturedFunction:
     Parameters
     ----------
     function : callable
-        Returns new tensors, arguments that it has changed, or None; which of them are
-        None depends only on the form of its arguments.
+        Returns new tensors.
     arguments : sequence of Tensor
         Arguments of the form of all calls.
     """
 
     def __init__(self, function: Function, arguments: Sequence[Tensor]) -> None:
         self.arguments = [tensor.clone() for tensor in arguments]
-        self.results = [
-            None if result is None else torch.empty_like(result)
-            for result in function(*self.arguments)
-        ]
+        self.results = [torch.empty_like(r) for r in function(*self.arguments)]
         step = partial(_call, function, self.arguments, self.results)
-        written = [result for result in self.results if result is not None]
-        self.step = CapturedStep(step, [*self.arguments, *written])
+        self.step = CapturedStep(step, self.results)
 
-    def __call__(self, arguments: Sequence[Tensor]) -> Sequence[Any]:
+    def __call__(self, arguments: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return the results, which the next call overwrites."""
-        for tensor, value in zip(self.arguments, arguments, strict=True):
-            tensor.copy_(value)
+        _copy(arguments, self.arguments)
         self.step()
         return self.results
 
 
 def _call(
-    function: Function, arguments: Sequence[Tensor], results: Sequence[Tensor | None]
+    function: Function, arguments: Sequence[Tensor], results: Sequence[Tensor]
 ) -> None:
-    for result, value in zip(results, function(*arguments), strict=True):
-        if result is not None:
-            result.copy_(cast(Tensor, value))
+    _copy(function(*arguments), results)
+
+
+def _copy(values: Sequence[Tensor], tensors: Sequence[Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)
 
 
 def called(
     objective: Objective, function: Function, arguments: Sequence[Tensor], key: Hashable
-) -> Sequence[Any]:
+) -> Sequence[Tensor]:
     """Return the results of a function, captured if it is possible on the device.
 
     Parameters
@@ -320,11 +293,11 @@ def called(
 
     Returns
     -------
-    sequence of Tensor or None
+    sequence of Tensor
         The results, which the next call overwrites.
     """
     # Code of a user would be compared in each call, of which none would be faster.
-    if arguments[0].device.type not in GRAPHS or not objective.is_known:
+    if not (_are_captured(arguments[0]) and objective.is_known):
         return function(*arguments)
     kept = _kept((key, *map(_form, arguments)))
     if not kept:
@@ -363,7 +336,7 @@ def captured(
         Equal for optimisers whose steps are the same function of their tensors.
     """
     given = training.given
-    if given[0].device.type not in GRAPHS:
+    if not _are_captured(given[0]):
         return training
     kept = _kept((key, *map(_form, given)))
     if kept:

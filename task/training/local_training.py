@@ -24,7 +24,7 @@ from flwr_frl.task.models.split_model import (
     SplitModel,
     uses_batch_statistics,
 )
-from flwr_frl.task.training.captured import called, captured
+from flwr_frl.task.training.captured import captured
 from flwr_frl.task.training.cohort import make
 from flwr_frl.task.training.sgd import (
     SGD,
@@ -349,24 +349,14 @@ class GradientCall:
         state = stacked([call.model.tensors for call in calls])
         parameters = dict(first.model.named_parameters())
         trained = [name for name, p in parameters.items() if p.requires_grad]
-        buffers = [name for name in state if name not in parameters]
-        objective = Objective(first.model, first.loss)
-
-        def function(*tensors: Tensor) -> list[Tensor | None]:
-            of_models = dict(zip(state, tensors, strict=False))
-            with differentiable(first.model), first.sgd.autocast():
-                gradients, losses = objective.gradients(
-                    of_models, trained, tensors[-2:], []
-                )
-            return [losses.float(), *gradients, *(of_models[n] for n in buffers)]
-
         batch = (
             torch.stack([call.inputs for call in calls]),
             torch.stack([call.targets for call in calls]),
         )
-        arguments = *state.values(), *batch
-        losses, *results = called(objective, function, arguments, first.key)
-        gradients, changed = results[: len(trained)], results[len(trained) :]
+        with differentiable(first.model), first.sgd.autocast():
+            gradients, losses = Objective(first.model, first.loss).gradients(
+                state, trained, batch, []
+            )
         for i, call in enumerate(calls):
             for name, gradient in zip(trained, gradients, strict=True):
                 parameter = call.model.tensors[name]
@@ -375,9 +365,9 @@ class GradientCall:
                         # torch's fused SGD expects the memory format of the parameter.
                         parameter.grad = torch.zeros_like(parameter)
                     parameter.grad.add_(gradient[i])
-            for name, values in zip(buffers, changed, strict=True):
-                call.model.tensors[name].copy_(values[i])
-        return list(losses.clone().unbind())
+            for name in state.keys() - parameters.keys():
+                call.model.tensors[name].copy_(state[name][i])
+        return list(losses.float().unbind())
 
 
 def train(

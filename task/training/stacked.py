@@ -205,31 +205,31 @@ def stacked_epochs(
         for start in range(0, longest, batch_size)
         for size, members in _groups(counts - start, batch_size, pads)
     ]
-    runs = [[*run] for _, run in groupby(steps, key=itemgetter(1, 2))]
     most = steps_at_once(batch_size * len(counts) * pool.input_size, pool.device)
+    plan = []
+    for of_run, run in groupby(steps, key=itemgetter(1, 2)):
+        starts = [start for start, *_ in run]
+        firsts = range(0, len(starts), most)
+        plan += [(starts[i : i + most], *of_run) for i in firsts]
     # 1 for the examples of each client, and 0 for padding.
     present = (torch.arange(columns[0].shape[2]) < counts[:, None]).float()
     present = present.to(pool.place)
 
-    def batches(epoch: int) -> Iterator[StackedBatch]:
-        for run in runs:
-            for first in range(0, len(run), most):
-                yield prepared(epoch, len(run[first : first + most]), *run[first])
-
-    def prepared(epoch: int, count: int, start: int, size: int, chosen: Any) -> Any:
+    def prepared(epoch: int, starts: list[int], size: int, chosen: list[int]) -> Any:
         members = None if len(chosen) == len(counts) else torch.tensor(chosen)
         clients = slice(None) if members is None else members
 
         def of_steps(values: Tensor) -> Tensor:
-            values = values[clients, start : start + count * size]
-            return torch.unflatten(values, 1, (count, size)).transpose(0, 1)
+            values = values[clients, starts[0] : starts[-1] + size]
+            return torch.unflatten(values, 1, (-1, size)).transpose(0, 1)
 
         rows, *crops = (of_steps(each[epoch]) for each in columns)
         x, y = pool.take(members, rows, tuple(crops))
         weights = of_steps(present).contiguous() if pads else None
         return StackedBatch(x.contiguous() if pads else x, y, weights, members)
 
-    yield from map(batches, range(epochs))
+    for epoch in range(epochs):
+        yield (prepared(epoch, *each) for each in plan)
 
 
 def steps_at_once(numbers: int, device: torch.device) -> int:
