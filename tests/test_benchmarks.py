@@ -9,7 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from benchmarks import render, same_numbers
+from benchmarks import gpu, render, same_numbers
 from benchmarks.attacks import ATTACKS, Known
 from benchmarks.clocks import timed
 from benchmarks.derived import compare, time_to, worst_decile
@@ -246,3 +246,13 @@ def test_each_difference_of_two_recordings_is_reported(tmp_path, capsys):
         *("digits/swapped",) * 2,
         "4 runs, 3 differ",
     ]
+
+
+def test_gpu_benchmark_runs_on_a_cpu_with_a_stand_in_for_graphs(capsys):
+    sizes = "--clients 2 --examples 8 --nodes 2 --rounds 1 --only FLUTE"
+    gpu.main(["--device", "cpu", *sizes.split()])
+    *_, names, _, row = capsys.readouterr().out.strip().splitlines()
+    cells = [[cell.strip() for cell in line.split("|")] for line in (names, row)]
+    numbers = dict(zip(*cells, strict=True))
+    assert numbers["captured and together"] == "0.0e+00"
+    assert float(numbers["arithmetic"]) > 0
