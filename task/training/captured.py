@@ -181,7 +181,7 @@ class CapturedTraining:
         if batches.members is not None:
             self.training.run(batches, sums)
             return
-        form = tuple(t if t is None else _form(t[0]) for t in batches[:3])
+        form = tuple(_form(tensor[0]) for tensor in batches.tensors)
         if form not in self._steps:
             self._steps[form] = Steps(self.training, batches)
         self._steps[form].run(batches, sums)
@@ -201,18 +201,17 @@ class Steps:
     def __init__(self, training: StackedOptimizer, batches: StackedBatch) -> None:
         x = batches.inputs
         most = steps_at_once(x[0].numel(), x.device)
-        self.batches = [None if t is None else _rows(t, most) for t in batches[:3]]
+        self.tensors = [_rows(tensor, most) for tensor in batches.tensors]
         self.counter = torch.zeros(1, dtype=torch.int64, device=x.device)
         self.sums = torch.zeros(2, x.shape[1], device=x.device)
-        step = partial(_step, training, self.batches, self.counter, self.sums)
+        step = partial(_step, training, self.tensors, self.counter, self.sums)
         changed = [*training.state.values(), *training.all_moments]
         self.step = CapturedStep(step, [*changed, self.counter, self.sums])
 
     def run(self, batches: StackedBatch, sums: Tensor) -> None:
         """Make the steps; see `StackedOptimizer.run`."""
-        for mine, new in zip(self.batches, batches, strict=False):
-            if mine is not None and new is not None:
-                mine[: len(new)].copy_(new)
+        for tensor, values in zip(self.tensors, batches.tensors, strict=True):
+            tensor[: len(values)].copy_(values)
         self.counter.zero_()
         self.sums.copy_(sums)
         for _ in batches.inputs:
@@ -221,18 +220,15 @@ class Steps:
 
 
 def _step(
-    training: StackedOptimizer,
-    batches: Sequence[Tensor | None],
-    counter: Tensor,
-    sums: Tensor,
+    training: StackedOptimizer, tensors: Sequence[Tensor], counter: Tensor, sums: Tensor
 ) -> None:
     """Make the step that the counter selects, and advance the counter."""
-    x, y, weights = (t if t is None else _selected(t, counter) for t in batches)
-    batch = StackedBatch(cast(Tensor, x), cast(Tensor, y), weights, None)
+    x, y, *weights = (_selected(tensor, counter) for tensor in tensors)
+    batch = StackedBatch(x, y, weights[0] if weights else None, None)
     sums[0] += training.step(batch) * batch.counts
     sums[1] += batch.counts
     # Calls before a capture may go beyond the last row.
-    counter.add_(1).remainder_(len(cast(Tensor, batches[0])))
+    counter.add_(1).remainder_(len(tensors[0]))
 
 
 def _selected(tensor: Tensor, counter: Tensor) -> Tensor:

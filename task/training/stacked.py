@@ -60,6 +60,11 @@ class StackedBatch(NamedTuple):
     members: Tensor | None
 
     @property
+    def tensors(self) -> list[Tensor]:
+        """Inputs, targets and, if there are any, weights."""
+        return [tensor for tensor in self[:3] if tensor is not None]
+
+    @property
     def counts(self) -> Tensor | int:
         """Number of each client's examples."""
         size: int = self.targets.shape[1]
@@ -573,7 +578,6 @@ class StackedOptimizer:
         members = batch.members
         if members is not None:
             members = members.to(batch.inputs.device)
-        tensors = batch.inputs, batch.targets, batch.weights
 
         def chosen(tensor: Tensor) -> Tensor:
             return tensor if members is None else tensor[members]
@@ -583,7 +587,7 @@ class StackedOptimizer:
             gradients, losses = self.objective.gradients(
                 state,
                 self.trained,
-                [tensor for tensor in tensors if tensor is not None],
+                batch.tensors,
                 [chosen(constant) for constant in self.constants],
             )
         present: Tensors = {}
