@@ -17,6 +17,7 @@ from flwr_frl.clients.fedavg import FedAvgClient as FedAvgClient
 from flwr_frl.clients.fedavg import FedAvgFTClient as FedAvgFTClient
 from flwr_frl.clients.fedbabu import FedBABUClient as FedBABUClient
 from flwr_frl.clients.fedbn import FedBNClient as FedBNClient
+from flwr_frl.clients.fedcac import FedCACClient as FedCACClient
 from flwr_frl.clients.fedcgs import Fed3RClient as Fed3RClient
 from flwr_frl.clients.fedcgs import FedCGSClient as FedCGSClient
 from flwr_frl.clients.fedcp import FedCPClient as FedCPClient

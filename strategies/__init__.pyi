@@ -37,8 +37,10 @@ from flwr_frl.strategies.fedamp import FedAMP as FedAMP
 from flwr_frl.strategies.fedas import FedAS as FedAS
 from flwr_frl.strategies.fedasync import FedAsync as FedAsync
 from flwr_frl.strategies.fedbuff import FedBuff as FedBuff
+from flwr_frl.strategies.fedcac import FedCAC as FedCAC
 from flwr_frl.strategies.fedcgs import Fed3R as Fed3R
 from flwr_frl.strategies.fedcgs import FedCGS as FedCGS
+from flwr_frl.strategies.fedcross import FedCross as FedCross
 from flwr_frl.strategies.feddbe import FedDBE as FedDBE
 from flwr_frl.strategies.feddyn import FedDyn as FedDyn
 from flwr_frl.strategies.fedfomo import FedFomo as FedFomo

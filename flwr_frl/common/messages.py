@@ -23,6 +23,9 @@ NORMALIZER = "normalizer.value"
 # of these.
 CANDIDATES = "candidates."
 FOMO_WEIGHTS = "weights.values"
+# FedCAC: the positions of a client's critical parameters, as bits, in the order of the
+# arrays' sorted names.
+CRITICAL = "critical.mask"
 # Prefix of IFCA's models of all clusters, stacked.
 CLUSTERS = "clusters."
 # Suffixes of the names of batch norms' statistics, which must stay means.

@@ -116,6 +116,12 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
     "fedlc": {"fedlc-tau": (0.0,)},
     "fedntd": {"ntd-beta": (-1.0,), "ntd-temperature": (0.0,)},
     "moon": {"moon-mu": (-1.0,), "moon-temperature": (0.0,)},
+    "fedcac": {"fedcac-tau": (1.5,), "fedcac-beta": (0,)},
+    "fedcross": {
+        "fedcross-alpha": (0.4, 1.0),
+        "fedcross-partner": ("nearest",),
+        "aggregation": ("median",),
+    },
     "fedphp": {"fedphp-mu": (1.5,), "fedphp-lambda": (-1.0, 1.5)},
     "pfedfda": {"pfedfda-beta": ("half",), "pfedfda-ridge": (-1.0,)},
     "pfedhn": {
