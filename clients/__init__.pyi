@@ -1,5 +1,6 @@
 from flwr_frl.clients.afl import AFLClient as AFLClient
 from flwr_frl.clients.apfl import APFLClient as APFLClient
+from flwr_frl.clients.apple import APPLEClient as APPLEClient
 from flwr_frl.clients.base import Client as Client
 from flwr_frl.clients.base import TrainingSettings as TrainingSettings
 from flwr_frl.clients.choco_sgd import ChocoSGDClient as ChocoSGDClient

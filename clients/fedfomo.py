@@ -7,14 +7,14 @@ import torch
 from flwr_frl.clients.base import Update
 from flwr_frl.clients.device.groups import WHOLE, Tensors, under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
-from flwr_frl.common.messages import CANDIDATES, FOMO_WEIGHTS
+from flwr_frl.common.messages import CANDIDATES, MODEL_WEIGHTS
 from flwr_frl.common.settings import setting
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import EvaluationSettings, split
 from flwr_frl.task.training.local_training import evaluate
 
 BEFORE = "before."
-WEIGHTS = FOMO_WEIGHTS.partition(".")[0] + "."
+WEIGHTS = MODEL_WEIGHTS.partition(".")[0] + "."
 # Avoids a division by 0 for equal models.
 SMALLEST_DISTANCE = 1e-5
 
@@ -71,7 +71,7 @@ class FedFomoClient(PersonalModelClient):
         weights, loss = self.adapt(self.settings.representation_epochs)
         padded = torch.zeros(self.settings.fomo_models)
         padded[: len(weights)] = torch.tensor(weights)
-        return loss, {**self.model.tensors, FOMO_WEIGHTS: padded}
+        return loss, {**self.model.tensors, MODEL_WEIGHTS: padded}
 
     def personalize(self) -> None:
         """Weigh the received models, and train for ``newcomer-epochs``."""

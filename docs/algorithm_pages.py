@@ -7,6 +7,7 @@ classes, and from the data of the pages of results.
 
 import html
 import re
+import tomllib
 from typing import Any, NamedTuple
 
 from docs.algorithm_results import comparison, results, title_of
@@ -31,6 +32,11 @@ WORDS = {
     "previous.": "previous representation",
     "candidates.": "models of other clients",
     "clusters.": "a model for each cluster",
+    "core.": "core model",
+    "rest.": "weighted sum of the rest",
+    "relations.": "weights of models",
+    "critical.": "critical positions",
+    "count.": "",
     "lora-b.": "matrices B",
     "gossip.": "momentum and estimates",
     "started.": "",
@@ -72,6 +78,8 @@ def algorithm_pages() -> dict[str, str]:
     pages = {f"algorithms/{each.name}.md": page(each) for each in built_in}
     # ``algorithms.md`` includes this table.
     pages["algorithms/all.txt"] = overview(built_in)
+    # ``coming-from.md`` includes this one.
+    pages["algorithms/pfllib.txt"] = pfllib()
     return pages
 
 
@@ -93,6 +101,19 @@ def overview(known: list[Algorithm]) -> str:
         name = f"[`{each.name}`](/algorithms/{each.name}.md)"
         text += f"| {name} | {about} | {travels} | {stays} |\n"
     return text
+
+
+def pfllib() -> str:
+    """Return a table of PFLlib's algorithms with their names here."""
+    tables = tomllib.loads((DOCS / "pfllib.toml").read_text(encoding="utf-8"))
+    here, missing = tables["here"], tables["missing"]
+    known = {theirs: name for theirs, name in here.items() if name in ALGORITHMS}
+    rows = dict.fromkeys(here, "not in this version")
+    rows |= {t: f"[`{name}`](/algorithms/{name}.md)" for t, name in known.items()}
+    rows |= {theirs: f"\N{EN DASH} ({why})" for theirs, why in missing.items()}
+    text = f"{len(known)} of PFLlib's {len(rows)} algorithms are here:\n\n"
+    text += "| PFLlib | flwr-frl |\n| --- | --- |\n"
+    return text + "".join(f"| `{theirs}` | {ours} |\n" for theirs, ours in rows.items())
 
 
 def flow(each: Algorithm) -> tuple[list[str], list[str], list[str]]:

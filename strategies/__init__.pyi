@@ -1,6 +1,7 @@
 from flwr_frl.common.algorithms import ALGORITHMS as ALGORITHMS
 from flwr_frl.strategies.afl import AFL as AFL
 from flwr_frl.strategies.algorithms import build_strategy as build_strategy
+from flwr_frl.strategies.apple import APPLE as APPLE
 from flwr_frl.strategies.averaging import APFL as APFL
 from flwr_frl.strategies.averaging import Ditto as Ditto
 from flwr_frl.strategies.averaging import FFALoRA as FFALoRA

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from flwr_frl.common.messages import CANDIDATES, FOMO_WEIGHTS
+from flwr_frl.common.messages import CANDIDATES, MODEL_WEIGHTS
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.replies import Arrays
@@ -68,7 +68,7 @@ class FedFomo(
             name.removeprefix(CANDIDATES): np.zeros(array.shape[1:], array.dtype)
             for name, array in round.arrays.items()
         }
-        round.expected[FOMO_WEIGHTS] = np.zeros(self.fomo_models, np.float32)
+        round.expected[MODEL_WEIGHTS] = np.zeros(self.fomo_models, np.float32)
 
     def per_client(self, client: str) -> Arrays:
         """Return the models for a client, stacked."""
@@ -102,7 +102,7 @@ class FedFomo(
         """Keep the models, and add the weights to the affinities."""
         for reply in round.replies:
             model = dict(reply.arrays)
-            weights = model.pop(FOMO_WEIGHTS).tolist()
+            weights = model.pop(MODEL_WEIGHTS).tolist()
             self.models[reply.client] = model
             affinity = dict(self.affinity.get(reply.client, {}))
             candidates = self._candidates[reply.client]

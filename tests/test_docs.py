@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import tomllib
 
 import pytest
 
@@ -84,6 +85,16 @@ def test_every_algorithm_has_a_page_with_its_settings():
     assert "| `ditto-lambda` | `0.1` |" in pages["algorithms/ditto.md"]
     table = pages["algorithms/all.txt"]
     assert all(f"(/algorithms/{name}.md)" in table for name in ALGORITHMS)
+
+
+def test_pfllib_s_algorithms_are_listed_with_ours():
+    tables = tomllib.loads((DOCS / "pfllib.toml").read_text(encoding="utf-8"))
+    here, missing = tables["here"], tables["missing"]
+    assert len(here | missing) == 40
+    found = {**here, **{name: name.lower() for name in missing}}
+    table = algorithm_pages()["algorithms/pfllib.txt"]
+    for theirs, ours in found.items():
+        assert (f"| `{theirs}` | [`{ours}`]" in table) == (ours in ALGORITHMS)
 
 
 @pytest.mark.parametrize("name", ["choco-sgd", "multi-task", "fedrep", "fedbn"])

@@ -47,6 +47,7 @@ _TABLE = {
     "fedphp": ("averaging:FedPHP", "FedPHP (Li et al., ECML PKDD 2021)"),
     "fedamp": ("fedamp:FedAMP", "FedAMP (Huang et al., AAAI 2021)"),
     "fedfomo": ("fedfomo:FedFomo", "FedFomo (Zhang et al., ICLR 2021)"),
+    "apple": ("apple:APPLE", "APPLE (Luo & Wu, IJCAI 2022)"),
     "fedcac": ("fedcac:FedCAC", "FedCAC (Wu et al., ICCV 2023)"),
     "ifca": ("ifca:IFCA", "IFCA (Ghosh et al., NeurIPS 2020)"),
     "pfedhn": ("pfedhn:PFedHN", "pFedHN (Shamsian et al., ICML 2021)"),

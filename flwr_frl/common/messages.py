@@ -19,10 +19,13 @@ PROTOTYPES = "prototypes.means"
 PROTOTYPE_COUNTS = "prototypes.counts"
 # q-FedAvg's h_k.
 NORMALIZER = "normalizer.value"
-# FedFomo: prefix of the stacked models that a client receives, and a client's weights
-# of these.
+# FedFomo and APPLE: prefix of the stacked models that a client receives, and a client's
+# weights of these.
 CANDIDATES = "candidates."
-FOMO_WEIGHTS = "weights.values"
+MODEL_WEIGHTS = "weights.values"
+# APPLE: prefix of the sum of other core models, and a client's p_i beside p_0.
+REST = "rest."
+RELATIONS = "relations.values"
 # FedCAC: the positions of a client's critical parameters, as bits, in the order of the
 # arrays' sorted names.
 CRITICAL = "critical.mask"

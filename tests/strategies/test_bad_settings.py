@@ -116,6 +116,13 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
     "fedlc": {"fedlc-tau": (0.0,)},
     "fedntd": {"ntd-beta": (-1.0,), "ntd-temperature": (0.0,)},
     "moon": {"moon-mu": (-1.0,), "moon-temperature": (0.0,)},
+    "apple": {
+        "apple-models": (-1,),
+        "apple-learning-rate": (-1.0,),
+        "apple-mu": (-1.0,),
+        "apple-rounds": (1.5,),
+        "aggregation": ("median",),
+    },
     "fedcac": {"fedcac-tau": (1.5,), "fedcac-beta": (0,)},
     "fedcross": {
         "fedcross-alpha": (0.4, 1.0),
