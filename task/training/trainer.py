@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -179,10 +179,18 @@ class WeightedCrossEntropy:
 
     weights: tuple[float, ...]
 
+    @cached_property
+    def _moved(self) -> dict[tuple[torch.dtype, torch.device], Tensor]:
+        return {}
+
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of a batch."""
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        weights = torch.tensor(self.weights, dtype=outputs.dtype, device=outputs.device)
+        # Moved to a GPU only once: a transfer waits, and cannot be captured as a graph.
+        key, moved = (outputs.dtype, outputs.device), self._moved
+        if key not in moved:
+            moved[key] = torch.tensor(self.weights, dtype=key[0], device=key[1])
+        weights = moved[key]
         total = nn.functional.cross_entropy(outputs, targets, weights, reduction="sum")
         return total / (targets != IGNORED).sum()
 
