@@ -11,6 +11,7 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from importlib.metadata import version
+from xml.etree.ElementTree import parse
 
 import yaml
 
@@ -44,19 +45,23 @@ run, those of processes, devices and Ray included.
 def test() -> int:
     """Run the tests, write their row, and return their exit code."""
     files = [f"tests/{name}" for name in TESTS]
+    report = ROOT / "junit.xml"
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", *files]
-    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
-    print(done.stdout)
+    code = subprocess.run([*command, f"--junitxml={report}"], cwd=ROOT).returncode
+    counts = {n: int(v) for n, v in parse(report).getroot()[0].items() if v.isdigit()}
+    report.unlink()
+    failed = counts["failures"] + counts["errors"]
     row = {name: version(name) for name in ("flwr", "torch")}
     row["python"], system = platform.python_version(), platform.system()
     row["system"] = f"{SYSTEMS.get(system, system)}, {platform.machine()}"
     row["flwr-frl"], row["date"] = package_version(), f"{datetime.now(UTC):%Y-%m-%d}"
-    row["tests"] = done.stdout.strip().splitlines()[-1].strip("= ").partition(" in ")[0]
+    row["tests"] = f"{counts['tests'] - failed - counts['skipped']} passed"
+    row["tests"] += f", {failed} failed" * bool(failed)
     ROWS.mkdir(exist_ok=True)
     name = "-".join([row["system"].split(",")[0], row["python"], row["flwr"]])
     path = ROWS / f"{name}-{row['torch'].partition('+')[0]}.json"
     path.write_text(json.dumps(row, indent=2) + "\n", encoding="utf-8")
-    return done.returncode
+    return code
 
 
 def page() -> str:
