@@ -14,6 +14,7 @@ from refusals import code_of
 
 from flwr_frl.common.checkpoint import FILE
 from flwr_frl.results.output import archive_run, locked, prepare_directory
+from flwr_frl.results.processes import HANG_UP
 from flwr_frl.results.report import Report
 
 STEADY = {**USUAL, "fraction_train": 1.0}
@@ -49,7 +50,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_a_hint(
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGTERM, *HANG_UP])
 def test_other_signals_are_handled_as_ctrl_c(tmp_path, monkeypatch, number) -> None:
     # Under nohup, SIGHUP is ignored and would not be handled.
     before = signal.signal(number, signal.SIG_DFL)
