@@ -97,7 +97,8 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Setting]:
     for name, value in table.items():
         if isinstance(value, dict):
             values |= _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, Setting):
+        # TOML reads the backslash of "C:\temp" and the letter after it as a tabulator.
+        elif isinstance(value, Setting) and str(value).isprintable():
             values[prefix + name] = value
         else:
             raise ValueError

@@ -15,6 +15,7 @@ import pytest
 from command_line import ROOT, assert_same_rows, rows_of
 from flwr.common.config import parse_config_args
 from flwr.common.constant import SUPERLINK_NODE_ID, SType
+from refusals import code_of
 
 from flwr_frl.common import arrays
 from flwr_frl.common.command_line import run_config
@@ -106,3 +107,17 @@ def test_run_config_is_read_as_flower_reads_it(text, tmp_path, monkeypatch):
     expected = parse_config_args([text])
     assert run_config([text]) == expected
     assert run_config([text, "seed=9"][: 2 - text.endswith("toml")])
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        *((r'data-dir="C:\temp"', None), (r'data-dir="C:\data"', None)),
+        *((r"data-dir='C:\temp'", r"C:\temp"), ('data-dir="C:/temp"', "C:/temp")),
+    ],
+)
+def test_paths_of_windows_are_read_or_refused(text, path):
+    if path:
+        assert run_config([text]) == {"data-dir": path}
+    else:
+        assert code_of(run_config, [text]) == "run-config"
