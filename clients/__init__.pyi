@@ -53,6 +53,8 @@ from flwr_frl.clients.knn_per import KNNPerClient as KNNPerClient
 from flwr_frl.clients.l2gd import L2GDClient as L2GDClient
 from flwr_frl.clients.lg_fedavg import LGFedAvgClient as LGFedAvgClient
 from flwr_frl.clients.local import LocalClient as LocalClient
+from flwr_frl.clients.mime import MimeClient as MimeClient
+from flwr_frl.clients.mime import MimeLiteClient as MimeLiteClient
 from flwr_frl.clients.moon import MOONClient as MOONClient
 from flwr_frl.clients.multi_task import MultiTaskClient as MultiTaskClient
 from flwr_frl.clients.multi_task import SyntheticMultiTaskClient as SyntheticMultiTaskClient

@@ -267,6 +267,8 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
     def query_statistics(message: Message, context: Context) -> Message:
         check_message(message, context)
         _, client, config = open_message(message, context)
+        if keys.ARRAYS in message.content:
+            client._receive(unpack(message, client), config)
         # Only clients whose strategies query statistics define this method.
         statistics: Any = getattr(client, "statistics", None)
         arrays = statistics(config) if statistics else {}

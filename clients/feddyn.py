@@ -1,9 +1,7 @@
 """FedDyn (Acar et al., ICLR 2021): a dynamic regulariser of local training."""
 
-import torch
-
 from flwr_frl.clients.base import Client, Update
-from flwr_frl.clients.device.groups import Tensors, difference, within
+from flwr_frl.clients.device.groups import Tensors, difference, parameter_zeros, within
 from flwr_frl.common.messages import IS_CHANGE, PROXIMAL_WEIGHT
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
@@ -39,8 +37,7 @@ class FedDynClient(Client, requires=(only_parameters,), assumes_sgd=True):
 
     def initial_group(self, group: str) -> Tensors:
         """Return gradients of 0, one per parameter name."""
-        named = self.model.named_parameters(remove_duplicate=False)
-        return {n: torch.zeros(p.shape, dtype=p.dtype) for n, p in named}
+        return parameter_zeros(self.model)
 
     def update(self) -> Update:
         """Train with the regulariser, update λ_k, and send θ_k − θ.

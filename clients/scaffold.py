@@ -1,9 +1,14 @@
 """SCAFFOLD (Karimireddy et al., ICML 2020): corrected local steps."""
 
-import torch
-
 from flwr_frl.clients.base import Client, Update
-from flwr_frl.clients.device.groups import WHOLE, Tensors, difference, under, within
+from flwr_frl.clients.device.groups import (
+    WHOLE,
+    Tensors,
+    difference,
+    parameter_zeros,
+    under,
+    within,
+)
 from flwr_frl.clients.fine_tuning import FineTuned
 from flwr_frl.common.messages import CONTROL, IS_CHANGE
 
@@ -26,8 +31,7 @@ class SCAFFOLDClient(Client, supports_example_dp=True, assumes_sgd=True):
 
     def initial_group(self, group: str) -> Tensors:
         """Return control variates of 0, one per parameter name."""
-        named = self.model.named_parameters(remove_duplicate=False)
-        return {n: torch.zeros(p.shape, dtype=p.dtype) for n, p in named}
+        return parameter_zeros(self.model)
 
     def update(self) -> Update:
         """Make K corrected steps from x, update c_i, and send Δy_i and Δc_i."""

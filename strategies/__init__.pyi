@@ -29,6 +29,7 @@ from flwr_frl.strategies.averaging import L2GD as L2GD
 from flwr_frl.strategies.averaging import LGFedAvg as LGFedAvg
 from flwr_frl.strategies.averaging import Local as Local
 from flwr_frl.strategies.averaging import MOON as MOON
+from flwr_frl.strategies.averaging import MimeLite as MimeLite
 from flwr_frl.strategies.averaging import PFedFDA as PFedFDA
 from flwr_frl.strategies.averaging import PFedMe as PFedMe
 from flwr_frl.strategies.averaging import PerFedAvg as PerFedAvg
@@ -58,6 +59,7 @@ from flwr_frl.strategies.flute import FLUTELinear as FLUTELinear
 from flwr_frl.strategies.flute import FLUTEStar as FLUTEStar
 from flwr_frl.strategies.gossip.base import Gossip as Gossip
 from flwr_frl.strategies.ifca import IFCA as IFCA
+from flwr_frl.strategies.mime import Mime as Mime
 from flwr_frl.strategies.multi_task import MultiTask as MultiTask
 from flwr_frl.strategies.multi_task import SyntheticMultiTask as SyntheticMultiTask
 from flwr_frl.strategies.pfedhn import PFedHN as PFedHN

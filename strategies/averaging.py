@@ -171,6 +171,11 @@ class MOON(Strategy, client="flwr_frl.clients.moon:MOONClient"):
     """Algorithm 1: average the models; clients add the contrastive loss."""
 
 
+# MimeLite (Karimireddy et al., NeurIPS 2021)
+class MimeLite(Strategy, client="flwr_frl.clients.mime:MimeLiteClient"):
+    """Algorithm 1: average the models, and the clients' values of the new momentum."""
+
+
 # FedLC (Zhang et al., ICML 2022)
 class FedLC(Strategy, client="flwr_frl.clients.fedlc:FedLCClient"):
     """Average the models; clients train calibrated logits."""

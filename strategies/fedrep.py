@@ -30,8 +30,14 @@ def gaussian_start(
     return scale * rng.standard_normal(shape)
 
 
-def mean_statistic(strategy: Strategy, grid: Grid, name: str) -> npt.NDArray[Any]:
-    """Return the mean of an array that clients compute before the first round.
+def mean_statistic(
+    strategy: Strategy,
+    grid: Grid,
+    name: str,
+    nodes: list[int] | None = None,
+    received: ArrayRecord | None = None,
+) -> npt.NDArray[Any]:
+    """Return the mean of an array that clients compute before they train.
 
     These are results of the clients' ``statistics``, combined as models are: with the
     weights and the rule of the run, or privately. Arrays of other shapes or types than
@@ -45,14 +51,19 @@ def mean_statistic(strategy: Strategy, grid: Grid, name: str) -> npt.NDArray[Any
         Its grid.
     name : str
         Name of the array.
+    nodes : list of int, optional
+        Nodes to ask, by default all.
+    received : ArrayRecord, optional
+        Shared arrays that the clients receive first.
 
     Raises
     ------
     SettingsError
         If no client sends one.
     """
-    run, settings, nodes = strategy._run, strategy.settings, strategy._identify(grid)
-    answers = run.clients.arrays(grid, nodes, STATISTICS)
+    run, settings = strategy._run, strategy.settings
+    nodes = strategy._identify(grid) if nodes is None else nodes
+    answers = run.clients.arrays(grid, nodes, STATISTICS, received)
     sent = {client: r[name].numpy() for client, r in answers if name in r}
     kinds = Counter((array.shape, array.dtype) for array in sent.values())
     if not sent:

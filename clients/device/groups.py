@@ -71,6 +71,12 @@ def zeros_like(tensors: Mapping[str, Tensor]) -> Tensors:
     return {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
 
 
+def parameter_zeros(model: nn.Module) -> Tensors:
+    """Return zeros on the CPU with the names and shapes of a model's parameters."""
+    named = model.named_parameters(remove_duplicate=False)
+    return {n: torch.zeros(p.shape, dtype=p.dtype) for n, p in named}
+
+
 def initial_arrays(client: "Client", groups: Groups) -> Tensors:
     """Return the common initial values of groups, the model's own arrays first.
 

@@ -15,6 +15,8 @@ _TABLE = {
     "scaffold-ft": ("scaffold:SCAFFOLDFT", "SCAFFOLD-FT (fine-tuned in the end)"),
     "fedcross": ("fedcross:FedCross", "FedCross (Hu et al., ICDE 2024)"),
     "fednova": ("fednova:FedNova", "FedNova (Wang et al., NeurIPS 2020)"),
+    "mime": ("mime:Mime", "Mime (Karimireddy et al., NeurIPS 2021)"),
+    "mimelite": ("averaging:MimeLite", "MimeLite (Karimireddy et al., NeurIPS 2021)"),
     "q-fedavg": ("q_fedavg:QFedAvg", "q-FedAvg (Li et al., ICLR 2020)"),
     "afl": ("afl:AFL", "AFL (Mohri et al., ICML 2019)"),
     "ditto": ("averaging:Ditto", "Ditto (Li et al., ICML 2021)"),

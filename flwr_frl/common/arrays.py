@@ -35,8 +35,9 @@ SUPERLINK = 1
 FIELDS = inspect.signature(Metadata).parameters
 # Raised if an object has no private attribute of this name.
 MOVED = (AttributeError, KeyError)
-# Prefix of pFedFDA's class means and covariance, which must stay averages.
-GAUSSIAN = "gaussian."
+# Prefixes of pFedFDA's class means and covariance, and of MimeLite's momentum, which
+# must stay averages.
+STATISTICS = ("gaussian.", "momentum.")
 
 
 class MemoryArray(Array):
@@ -349,7 +350,7 @@ def is_parameter(name: str, value: NDArray) -> bool:
     return (
         value.dtype.kind == "f"
         and value.size > 0
-        and not (name.endswith(BATCH_NORM) or name.startswith(GAUSSIAN))
+        and not (name.endswith(BATCH_NORM) or name.startswith(STATISTICS))
     )
 
 

@@ -389,12 +389,17 @@ class Clients:
     # Arrays that clients send before the training.
 
     def arrays(
-        self, grid: Grid, nodes: list[int], action: str
+        self,
+        grid: Grid,
+        nodes: list[int],
+        action: str,
+        received: ArrayRecord | None = None,
     ) -> list[tuple[str, ArrayRecord]]:
         """Ask clients for arrays; return names and arrays, in the order of the names.
 
         The query's ``action`` is ``arrays``, or ``statistics`` (which a client may
-        define) with the time limit of a round. Clients that do not answer are logged.
+        define) with the time limit of a round. Clients get the ``received`` arrays with
+        it. Clients that do not answer are logged.
         """
         kind = f"{MessageType.QUERY}.{action}"
         timeout = self.round_timeout if action == keys.STATISTICS else QUERY_TIMEOUT
@@ -402,6 +407,9 @@ class Clients:
         log(INFO, "waiting for %s to send their %s", names, action)
         config = {keys.COLUMNS: self._columns}
         messages = [self._query(node, config, kind) for node in nodes]
+        if received:
+            for message in messages:
+                message.content[keys.ARRAYS] = received
         answers, silent = [], set(nodes)
         for reply in grid.send_and_receive(messages, timeout=timeout):
             node = reply.metadata.src_node_id

@@ -33,7 +33,7 @@ def optimizer_step(
     corrects the bias in FedAdam.
 
     Integers and statistics are not parameters; they become the mean. The names of
-    statistics are those of batch norms and of pFedFDA's Gaussians.
+    statistics are those of batch norms, of pFedFDA's Gaussians and MimeLite's momentum.
 
     Parameters
     ----------

@@ -111,6 +111,7 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "l2gd-lambda": (-0.1,),
         "weighting": ("examples",),
     },
+    "mime": {"server-optimizer": ("adam",), "max-gradient-norm": (1.0,)},
     "q-fedavg": {"q-fedavg-q": (-1.0,), "server-optimizer": ("adam",)},
     "afl": {"afl-rate": (-1.0,), "weighting": ("examples",)},
     "fedlc": {"fedlc-tau": (0.0,)},

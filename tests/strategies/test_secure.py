@@ -18,7 +18,9 @@ from flwr_frl.strategies import Strategy
 from flwr_frl.strategies.server import secure
 
 # Algorithms that send changes, or more arrays than the model, are among these.
-ALGORITHMS = ("fedrep", "fedavg", "scaffold", "l2gd", "feddyn", "gpfl", "q-fedavg")
+ALGORITHMS = (
+    *("fedrep", "fedavg", "scaffold", "l2gd", "feddyn", "gpfl", "q-fedavg", "mimelite"),
+)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
