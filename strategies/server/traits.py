@@ -145,7 +145,7 @@ class StrategySettings(Checked):
         training.
     transport : {"float32", "float16"}, default "float32"
         Precision in which averaged float32 arrays are sent, in both directions (with
-        IFCA and FedFomo, only to clients). The server itself keeps float32.
+        IFCA, FedFomo and APPLE, only to clients). The server itself keeps float32.
 
     Raises
     ------

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from softmax_runs import RATE, STEPS, assert_near, gradient, loss_of, matrix, run, start
+from softmax_runs import assert_near, loss_of, matrix, run, start
 
 from flwr_frl.strategies import FedCross
 
@@ -30,24 +30,17 @@ def test_every_round_matches_the_paper(kind):
     }
     for now, clients in enumerate(result.trained):
         received = [sent[now + 1, i] for i in clients]
-        # Each client has another model; at first all are equal.
-        places = [
-            min(range(3), key=lambda k: np.abs(models[k] - theta).max())
-            for theta in received
-        ]
-        if now:
-            assert sorted(places) == [0, 1, 2]
-            orders.add(tuple(places))
-        else:
+        away = [[np.abs(model - theta).max() for model in models] for theta in received]
+        places = np.argmin(away, axis=1).tolist()
+        if not now:  # All models are equal.
             order = run("fedcross", 1).strategy._assigned
             places = [int(order[f"{i:06d}"]) for i in clients]
+        assert sorted(places) == [0, 1, 2]
+        orders.add(tuple(places))
         trained = [start()] * 3
         for i, k in zip(clients, places, strict=True):
             assert_near(sent[now + 1, i], models[k], 1e-6)
-            theta = models[k]
-            for _ in range(STEPS):
-                theta = theta - RATE * gradient(theta, i)
-            trained[k] = theta
+            trained[k] = result.descend(models[k], i)
         models = [
             ALPHA * v + (1 - ALPHA) * trained[partner(trained, k, kind, now)]
             for k, v in enumerate(trained)
@@ -73,11 +66,9 @@ def test_a_model_without_a_reply_is_mixed_as_it_was():
     result = run("fedcross", 1, spoilt=[(first, 1)], **more)
     places = {int(k): int(i) for i, k in result.strategy._assigned.items()}
     silent = next(k for k, i in places.items() if i == first)
-    theta = start()
-    for _ in range(STEPS):
-        theta = theta - RATE * gradient(theta, places[(silent + 1) % 3])
+    partner = result.descend(start(), places[(silent + 1) % 3])
     found = matrix(result.strategy.models[str(silent)])
-    assert_near(found, 0.9 * start() + 0.1 * theta, 1e-6)
+    assert_near(found, 0.9 * start() + 0.1 * partner, 1e-6)
 
 
 def test_a_single_model_is_its_own_partner():
