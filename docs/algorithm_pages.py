@@ -21,6 +21,7 @@ from flwr_frl.common.settings import declared, defaults
 from flwr_frl.results.comparison import references
 from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners, strategy_class
 from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.fedcross import FedCross
 from flwr_frl.strategies.flute import HeadsOnServer
 from flwr_frl.strategies.gossip.base import Gossip
 
@@ -67,7 +68,8 @@ class Algorithm(NamedTuple):
         """Arrays that the server sends to their client alone; empty if none."""
         # The one that another strategy wraps, if any.
         strategy = settings_owners({**defaults(), "algorithm": self.name})[-1]
-        if strategy.per_client is Strategy.per_client:
+        # FedCross gives the same models to other clients in each round.
+        if strategy.per_client is Strategy.per_client or strategy is FedCross:
             return ""
         return "head" if issubclass(strategy, HeadsOnServer) else "model"
 
