@@ -25,8 +25,8 @@ class APPLEClient(PersonalModelClient):
     In each step, w_i and p_i descend on F_i(Σ_j p_ij w_j) + λ(r) μ/2 ‖p_i − p_0‖², by
     SGD, so that the gradient of w_i is p_ii ∇F_i. Other core models w_j are constant,
     and so are the p_ij of those that are not received: the server sends their sum. p_0
-    has the clients' shares of the examples. With the total number of rounds T,
-    λ(r) = (cos(π r/L) + 1)/2 in the rounds r < L (from 0), and 0 afterwards.
+    has the clients' shares of the examples. λ(r) is (cos(π r/L) + 1)/2 in the rounds
+    r < L (from 0), and 0 afterwards.
 
     w_i and the p_ij are sent. Statistics of batch norms are not mixed: they are those
     of the client's own training. The deployed model is Σ_j p_ij w_j at the end of the

@@ -25,12 +25,12 @@ class APPLE(Strategy, client="flwr_frl.clients.apple:APPLEClient", uses_mean="ne
     with odds of b^|p_ij|, where b = max(1.5, r M/N) in round r (the authors' code).
     Draws follow from the seed, the round and the client's name.
 
-    In the paper a client stores the models that it has received, so that p_ij of older
-    ones also change, the clients know each p_ij, and the server does not. p_0 has the
-    clients' shares of the examples, which clients report; it changes when clients
-    connect. All clients of the paper take part in every round; here those that are not
-    sampled keep w_i and p_i. Evaluations send clients Σ_j p_0j w_j only, for clients
-    that have not trained. A checkpoint holds all w_i and p_i.
+    In the paper a client also stores the models of earlier rounds and keeps training
+    their p_ij, and the server does not know p_i. p_0 has the clients' shares of the
+    examples, which they report; it changes when clients connect. All clients of the
+    paper take part in every round; here those that are not sampled keep w_i and p_i.
+    Evaluations send Σ_j p_0j w_j only, for clients that have not trained. A checkpoint
+    holds all w_i and p_i.
 
     Parameters
     ----------
