@@ -1,9 +1,12 @@
 """The folder deploy/: certificates, systemd units and the watchdog."""
 
 import hashlib
+import os
 import re
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -312,3 +315,24 @@ def test_the_watchdog_restarts_units_that_cannot_recover(
 def test_the_watchdog_ignores_units_that_have_just_started(watch):
     for state, age in (("activating", "99"), ("active", " 59")):
         assert watch("supernode", state=state, age=age) == ("", "")
+
+
+# The memory of a device
+
+
+def test_memory_of_the_processes_of_a_device_is_counted_once():
+    environment = {**os.environ, "FRL_MEASURED": "pi-3"}
+    code = "import os, time; data = b'x' * 2**26; os.fork(); time.sleep(60)"
+    words = [sys.executable, "-c", code, "flower-supernode"]
+    process = subprocess.Popen(words, env=environment, start_new_session=True)
+    try:
+        printed = command(DEPLOY / "memory", "2", "FRL_MEASURED=pi-3", check=True)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    peaks = {name: int(mb) for name, mb in map(str.split, printed.stdout.splitlines())}
+    assert peaks.keys() == {"supernode", "together"}
+    # Both processes have the 64 MB.
+    assert 64 < peaks["supernode"] <= peaks["together"] < 100
+    result = command(DEPLOY / "memory")
+    assert (result.returncode, result.stderr.count("\n")) == (2, 1)
