@@ -178,9 +178,9 @@ ROWS = {
     "FedAvg, ResNet-18": Row(
         "resnet18", MANY | {"algorithm": "fedavg"}, ONCE, batch=50
     ),
-    "FedAvg, BERT": Row("bert", MANY | {"algorithm": "fedavg"}, ONCE, batch=50),
+    "FedAvg, BERT": Row("bert", MANY | {"algorithm": "fedavg"}, ONCE, 4, batch=50),
     "FedAvg, BERT with LoRA": Row(
-        "bert", MANY | {"algorithm": "fedavg", "adapters": "lora"}, ONCE, batch=50
+        "bert", MANY | {"algorithm": "fedavg", "adapters": "lora"}, ONCE, 4, batch=50
     ),
 }
 
@@ -396,10 +396,11 @@ def main(given: list[str] | None = None) -> None:
     body = (
         f"On {str(device)!r} ({name}), {options.examples} random examples a client. "
         f"CNN: 10 of {options.clients} clients a round, batches of 10; FedAvg: 10 "
-        f"clients, batches of 50, one epoch; gossip: {options.nodes} nodes on a ring, "
-        "batches of 32, five for SQuARM-SGD. Seconds of a round, median of "
-        f"{options.rounds} in turn after the first; largest difference in any array of "
-        f"a client or the server after {options.rounds + 1} rounds, in units of its "
+        "clients (BERT: 4), batches of 50, one epoch; gossip: "
+        f"{options.nodes} nodes on a ring, batches of 32, five for SQuARM-SGD. "
+        f"Seconds of a round, median of {options.rounds} in turn after the first; "
+        "largest difference in any array of a client or the server after "
+        f"{options.rounds + 1} rounds, in units of its "
         "largest entry; and largest memory of tensors in a round.\n\n"
         + markdown(["", *formats], rows)
     )

@@ -329,16 +329,18 @@ def captured(
     training : StackedOptimizer
         The optimiser, before its first step.
     key : Hashable
-        Equal for optimisers whose steps are the same function of their tensors.
+        Equal for optimisers whose steps are the same function of their tensors and
+        their hyper-parameters.
     """
     given = training.given
     if not _are_captured(given[0]):
         return training
     kept = _kept((key, *map(_form, given)))
-    if kept:
+    # A learning rate that changes in each round replaces the graphs of the last one.
+    if kept and kept[0].training.sgd == training.sgd:
         kept[0].load(training)
     else:
-        kept.append(CapturedTraining(training))
+        kept[:] = [CapturedTraining(training)]
     return cast(CapturedTraining, kept[0])
 
 

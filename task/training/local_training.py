@@ -115,11 +115,11 @@ class TrainCall:
         if not self.model.can_be_stacked(self._trial_inputs):
             return None
         return (
+            self.epochs,
+            self.sgd,
             type(self),
             self.model.kind,
             self.part,
-            self.epochs,
-            self.sgd,
             self.loss,
             structure(self.regularizer),
             structure(self.correction),
@@ -243,7 +243,9 @@ class TrainCall:
             self.model, self.loss, self.regularizer, self.has_features
         )
         training = captured(
-            StackedOptimizer(objective, state, constants, correction, sgd), self.key
+            StackedOptimizer(objective, state, constants, correction, sgd),
+            # Steps are the same for any number of epochs.
+            cast(tuple[Hashable, ...], self.key)[2:],
         )
         own = not self.has_features
         pool = pooled(tuple(examples)) if own else PooledExamples(examples)

@@ -104,11 +104,13 @@ def test_steps_go_on_without_a_graph_that_fails_or_differs(kind, reason, use, ca
     assert [reason in line for line in lines] == [True]
 
 
-def test_graphs_are_limited_in_number_and_released(use):
+def test_graphs_are_replaced_with_the_learning_rate_and_released(use):
     use(counted)
-    for k in range(captured.MOST + 2):
+    for k in range(3):
         outcome("fedavg", N, rounds=1, **{"learning-rate": 0.01 * (1 + k)})
-    assert captured._kept.cache_info().currsize == captured.MOST
+        outcome("fedrep", N, rounds=1, **{"learning-rate": 0.01 * (1 + k)})
+    # One for all parameters, one for the head and one for the representation.
+    assert captured._kept.cache_info().currsize == 3
     tensors = [t for t in gc.get_objects() if isinstance(t, captured.Steps)]
     kept = [ref(each) for each in tensors]
     del tensors
