@@ -424,13 +424,9 @@ class Objective:
             named = {f"model.{name}": tensor for name, tensor in tensors.items()}
             return functional_call(self._holder, named, (function, *arguments))
 
-        with StackedNorms() if self._has_norms else nullcontext():
+        norms = [m for m in self.model.structure.modules if isinstance(m, _BatchNorm)]
+        with StackedNorms() if norms else nullcontext():
             return vmap(of_one)(state, *arguments)
-
-    @property
-    def _has_norms(self) -> bool:
-        modules = self.model.structure.modules
-        return any(isinstance(module, _BatchNorm) for module in modules)
 
     @cached_property
     def _holder(self) -> _Holder:

@@ -2,7 +2,8 @@
 
 import gc
 import logging
-from contextlib import contextmanager
+from contextlib import nullcontext
+from unittest.mock import MagicMock
 from weakref import ref
 
 import numpy as np
@@ -121,63 +122,25 @@ def test_graphs_are_replaced_with_the_learning_rate_and_released(use):
     assert not any(each() for each in kept)
 
 
-class Stream:
-    def wait_stream(self, other):
-        self.waited = True
-
-
 @pytest.mark.parametrize("fails", [False, True])
-def test_cuda_graphs_are_captured_on_another_stream_and_never_after_a_failure(
-    fails, monkeypatch
-):
-    """The calls of `torch.cuda`, as no GPU is at hand."""
-    current, calls = [Stream()], []
-
-    @contextmanager
-    def stream(other):
-        current.append(other)
-        try:
-            yield
-        finally:
-            current.pop()
-
-    @contextmanager
-    def graph(*arguments):
-        calls.append("capture")
-        yield
-        # torch leaves its own context, too, only after a capture that succeeds.
-        if fails:
-            raise RuntimeError("the capture has failed")
-
-    class Graph:
-        def pool(self):
-            return 1, 0
-
-        def replay(self):
-            calls.append("replay")
-
-    fakes = {"Stream": Stream, "CUDAGraph": Graph, "graph": graph, "stream": stream}
-    fakes["current_stream"] = lambda: current[-1]
-    for name, fake in fakes.items():
-        monkeypatch.setattr(torch.cuda, name, fake)
-    side = Stream()
-    monkeypatch.setattr(captured, "_shared", lambda: (side, Graph()))
+def test_cuda_graphs_are_captured_on_another_stream(fails, monkeypatch):
+    """The calls of `torch.cuda` are recorded, as tests use no GPU."""
+    cuda, side = MagicMock(), MagicMock()
+    # By default, a context of a mock suppresses exceptions.
+    cuda.stream.return_value.__exit__.return_value = False
+    failure = RuntimeError("the capture has failed") if fails else [False]
+    cuda.graph.return_value.__exit__.side_effect = failure
+    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(captured, "_shared", lambda: (side, MagicMock()))
     monkeypatch.setattr(captured, "_failed", [])
     monkeypatch.setitem(captured.GRAPHS, "meta", captured.python_graph)
-    value = torch.zeros(1)
-
-    def step():
-        calls.append(current[-1] is side)
-        value.add_(1)
-
-    if fails:
-        with pytest.raises(RuntimeError, match="capture has failed"):
-            captured.cuda_graph(step)
-    else:
-        captured.cuda_graph(step)()
-    done = [True] * captured.WARM_UP + ["capture", True]
-    assert calls == done + ["replay"] * (not fails)
-    assert side.waited
-    assert current[0].waited
-    assert len(current) == 1
+    with pytest.raises(RuntimeError) if fails else nullcontext():
+        captured.cuda_graph(cuda.step)
+    names = [name for name, *_ in cuda.mock_calls]
+    capture = ["graph().__enter__", "step", "graph().__exit__"]
+    expected = ["stream().__enter__", "step", "step", *capture, "stream().__exit__"]
+    assert [name for name in names if name in expected] == expected
+    side.wait_stream.assert_called_once_with(cuda.current_stream())
+    cuda.current_stream().wait_stream.assert_called_once_with(side)
+    # After a failure, nothing is captured.
     assert captured._are_captured(torch.zeros(1, device="meta")) is not fails
