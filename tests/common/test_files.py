@@ -8,6 +8,7 @@ from disks import full
 from refusals import code_of
 
 from flwr_frl.common.files import (
+    NO_FOLLOW,
     PRIVATE,
     open_no_follow,
     refuse_links,
@@ -65,6 +66,7 @@ def test_temporary_files_are_random_and_exclusive_and_recognised(tmp_path, monke
     assert path.read_bytes() == b"2"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="Windows has no such modes")
 def test_private_files_are_private_under_any_umask(tmp_path):
     before = os.umask(0o022)
     try:
@@ -76,6 +78,7 @@ def test_private_files_are_private_under_any_umask(tmp_path):
     assert modes == [0o644, 0o600]
 
 
+@pytest.mark.skipif(not NO_FOLLOW, reason="the system follows links")
 def test_a_link_is_not_opened(tmp_path):
     target, path = tmp_path / "target", tmp_path / "file"
     path.symlink_to(target)

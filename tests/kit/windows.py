@@ -18,7 +18,7 @@ OS = """O_DIRECTORY O_DSYNC O_NOCTTY O_NOFOLLOW O_SYNC WNOHANG chown chroot
 fchmod fchown fork forkpty getegid geteuid getgid getgroups getloadavg getpgid getpgrp
 getpriority getsid initgroups killpg lchown lockf mkfifo mknod nice openpty
 posix_fadvise posix_fallocate pread preadv pwrite pwritev readv sched_getaffinity
-sched_setaffinity sched_yield sendfile seteuid setgid setpgid setsid setuid statvfs sync
+sched_setaffinity sched_yield seteuid setgid setpgid setsid setuid statvfs sync
 sysconf tcgetpgrp ttyname uname wait wait3 wait4 waitid writev"""
 SIGNALS = "SIGALRM SIGCHLD SIGHUP SIGKILL SIGPIPE SIGQUIT SIGSTOP SIGUSR1 SIGUSR2"
 
