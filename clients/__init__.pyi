@@ -29,6 +29,7 @@ from flwr_frl.clients.fedfomo import FedFomoClient as FedFomoClient
 from flwr_frl.clients.fedgh import FedGHClient as FedGHClient
 from flwr_frl.clients.fedkd import FedKDClient as FedKDClient
 from flwr_frl.clients.fedlc import FedLCClient as FedLCClient
+from flwr_frl.clients.fedmrl import FedMRLClient as FedMRLClient
 from flwr_frl.clients.fednova import FedNovaClient as FedNovaClient
 from flwr_frl.clients.fedntd import FedNTDClient as FedNTDClient
 from flwr_frl.clients.fedpac import FedPACClient as FedPACClient

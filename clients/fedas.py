@@ -54,8 +54,7 @@ class FedASClient(Client, requires=(needs_classes, linear_head("FedAS"))):
         """Align the representation, train the model, and add the Fisher trace."""
         self.align()
         loss = self.train("all", self.settings.representation_epochs)
-        classes = self.model.linear_head("FedAS").out_features
-        self.saved |= own_prototypes(self, classes)
+        self.saved |= own_prototypes(self)
         self.metrics[FISHER_TRACE] = self.fisher_trace()
         return loss
 

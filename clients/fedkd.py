@@ -5,13 +5,10 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from flwr_frl.clients.base import Update, linear_head, needs_classes
-from flwr_frl.clients.device.architectures import SMALL, SmallModelClient, divergence
-from flwr_frl.clients.device.groups import Tensors, difference, under, within
+from flwr_frl.clients.device.architectures import LINK, SmallModelClient, divergence
+from flwr_frl.clients.device.groups import difference, within
 from flwr_frl.common.low_rank import low_rank
-from flwr_frl.common.messages import ENERGY, FACTOR_VALUES, IS_CHANGE
-from flwr_frl.task.devices import seeded
-
-TRANSFORM = "transform."
+from flwr_frl.common.messages import ENERGY, IS_CHANGE
 
 
 class FedKDClient(SmallModelClient, requires=(needs_classes, linear_head("FedKD"))):
@@ -27,30 +24,20 @@ class FedKDClient(SmallModelClient, requires=(needs_classes, linear_head("FedKD"
     may differ. The mentor is deployed.
 
     The client sends the change of the mentee, with matrices of lower rank (`low_rank`);
-    HtFLlib reduces the mentee itself. The factors would have ``factor-values`` entries;
-    here their product is sent, so messages are not smaller.
+    HtFLlib reduces the mentee itself. The product of the factors is sent, so messages
+    are not smaller.
     """
 
-    personal = (*SmallModelClient.personal, TRANSFORM)
+    personal = (*SmallModelClient.personal, LINK)
 
-    def initial_group(self, group: str) -> Tensors:
-        """Return the initial mentee, or W drawn with the task's seed."""
-        if group == SMALL:
-            return super().initial_group(group)
-        return self.transform().state_dict()
-
-    def transform(self) -> nn.Linear:
-        """Return W with initial values."""
-        of_mentee = self.small_task.scratch_model.linear_head("FedKD").in_features
-        of_mentor = self.task.scratch_model.linear_head("FedKD").in_features
-        with seeded(getattr(self.task, "seed", 0) or 0):
-            return nn.Linear(of_mentee, of_mentor, bias=False)
+    def link(self) -> nn.Linear:
+        """Return W."""
+        return self.layer(*self.widths("FedKD"), bias=False)
 
     def update(self) -> Update:
         """Train both models for ``representation-epochs``, and send the change."""
         mentor, mentee = self.model, self.small_model()
-        transform = self.transform().to(self._device)
-        transform.load_state_dict(under(TRANSFORM, self.saved))
+        transform = self.link()
 
         def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             z, of_mentee = mentor.representation(inputs), mentee.representation(inputs)
@@ -62,10 +49,9 @@ class FedKDClient(SmallModelClient, requires=(needs_classes, linear_head("FedKD"
             return loss, both + (mutual + hidden) / both
 
         loss, trained = self.train_both(objective, mentee, transform)
-        self.saved |= within(TRANSFORM, transform.state_dict())
+        self.saved |= within(LINK, transform.state_dict())
         energy = float(self.config.get(ENERGY, 1))
         changes = difference(trained, self.received)
-        parts = {n: low_rank(c.cpu().numpy(), energy) for n, c in changes.items()}
         self.metrics[IS_CHANGE] = 1
-        self.metrics[FACTOR_VALUES] = sum(size for _, size in parts.values())
-        return loss, {name: torch.from_numpy(part) for name, (part, _) in parts.items()}
+        parts = {n: low_rank(c.cpu().numpy(), energy) for n, c in changes.items()}
+        return loss, {name: torch.from_numpy(part) for name, part in parts.items()}

@@ -77,7 +77,7 @@ class FedPACClient(
         near = near_received(self, settings.fedpac_lambda)
         self._train_head(settings.fedpac_head_epochs)
         loss = self.train("representation", settings.representation_epochs, near)
-        centroids = own_prototypes(self, self.num_classes)
+        centroids = own_prototypes(self)
         return loss, {**self.model.state_dict(), **centroids, **statistics}
 
     def _train_head(self, epochs: int) -> None:
@@ -88,11 +88,6 @@ class FedPACClient(
         """Train the head for ``newcomer-epochs``, with its learning rate."""
         self._train_head(self.settings.newcomer_epochs)
 
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return self.model.linear_head("FedPAC").out_features
-
     def statistics_of(self, features: Tensor, targets: Tensor) -> Tensors:
         """Return h_i and V_i of n examples.
 
@@ -100,7 +95,8 @@ class FedPACClient(
         the examples; V_i = (mean ‖z‖² − Σ_k ‖h_ik‖²) / n.
         """
         n = max(1, len(targets))
-        means, counts = class_means(features, targets, self.num_classes)
+        classes = self.model.linear_head("FedPAC").out_features
+        means, counts = class_means(features, targets, classes)
         shares = means * (counts / n).unsqueeze(1)
         # Rounding may make the variance of equal features negative.
         spread = features.square().sum() / n - shares.square().sum()

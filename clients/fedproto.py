@@ -65,8 +65,9 @@ def near_received(client: Client, weight: float) -> NearPrototypes | None:
     return NearPrototypes(weight, means, counts > 0) if weight else None
 
 
-def own_prototypes(client: Client, classes: int) -> Tensors:
+def own_prototypes(client: Client) -> Tensors:
     """Return the mean feature and the number of a client's examples of each class."""
+    classes = client.model.linear_head(type(client).__name__).out_features
     means, counts = class_means(*labelled_features(client), classes)
     return {PROTOTYPES: means, PROTOTYPE_COUNTS: counts}
 
@@ -113,7 +114,7 @@ class FedProtoClient(
         near = near_received(self, self.settings.fedproto_lambda)
         loss = self.train("all", self.settings.representation_epochs, near)
         self.saved[OWN_CLASSES] = self._class_mask()[0]
-        return loss, own_prototypes(self, self.head.out_features)
+        return loss, own_prototypes(self)
 
     def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
         """Test by prototypes; the loss and metrics with ``-head`` are from the head."""

@@ -40,6 +40,8 @@ WORDS = {
     "count.": "",
     "lora-b.": "matrices B",
     "gossip.": "momentum and estimates",
+    "small.": "small model",
+    "link.": "layer on the features",
     "started.": "",
 }
 PICTURE = """<div class="exchange">

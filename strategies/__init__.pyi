@@ -14,6 +14,7 @@ from flwr_frl.strategies.averaging import FedBN as FedBN
 from flwr_frl.strategies.averaging import FedCP as FedCP
 from flwr_frl.strategies.averaging import FedDPA as FedDPA
 from flwr_frl.strategies.averaging import FedLC as FedLC
+from flwr_frl.strategies.averaging import FedMRL as FedMRL
 from flwr_frl.strategies.averaging import FedMTL as FedMTL
 from flwr_frl.strategies.averaging import FedNTD as FedNTD
 from flwr_frl.strategies.averaging import FedPHP as FedPHP

@@ -166,6 +166,11 @@ class FML(Strategy, client="flwr_frl.clients.fml:FMLClient"):
     """Average the meme models; the private models may differ in architecture."""
 
 
+# FedMRL (Yi et al., NeurIPS 2024)
+class FedMRL(Strategy, client="flwr_frl.clients.fedmrl:FedMRLClient"):
+    """Algorithm 1: average the small models; the other parts stay with the clients."""
+
+
 # MOON (Li et al., CVPR 2021)
 class MOON(Strategy, client="flwr_frl.clients.moon:MOONClient"):
     """Algorithm 1: average the models; clients add the contrastive loss."""

@@ -57,8 +57,7 @@ class FedGH(FedProto, client="flwr_frl.clients.fedgh:FedGHClient", uses_mean="ne
             order = rng.permutation(len(y))
             for start in range(0, len(y), self.batch_size):
                 rows = order[start : start + self.batch_size]
-                step = gradient(head, x[rows], y[rows])
-                head -= self.fedgh_learning_rate * step
+                head -= self.fedgh_learning_rate * gradient(head, x[rows], y[rows])
         parts = zip(HEAD, (head[:, :-1], head[:, -1]), strict=True)
         return {name: part.astype(round.arrays[name].dtype) for name, part in parts}
 

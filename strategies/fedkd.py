@@ -3,11 +3,11 @@
 import numpy as np
 
 from flwr_frl.common.low_rank import low_rank
-from flwr_frl.common.messages import ENERGY, FACTOR_VALUES
+from flwr_frl.common.messages import ENERGY
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.replies import Arrays, rounded_to
-from flwr_frl.strategies.server.round import Reply, Round
+from flwr_frl.strategies.server.round import Round
 
 
 class FedKD(
@@ -44,13 +44,9 @@ class FedKD(
 
     def energy(self, number: int) -> float:
         """Return T(t) in a round, from 1."""
-        first, last = self.fedkd_energy_start, self.fedkd_energy_end
-        share = (number - 1) / max(1, self.num_server_rounds - 1)
-        return first + min(1.0, share) * (last - first)
-
-    def check_reply(self, reply: Reply) -> None:
-        """Reject replies without the number of values of the factors."""
-        reply.metric(FACTOR_VALUES)
+        start, rounds = self.fedkd_energy_start, self.num_server_rounds
+        share = min(1.0, (number - 1) / max(1, rounds - 1))
+        return start + share * (self.fedkd_energy_end - start)
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Add the mean change, of lower rank, to the mentee."""
@@ -60,11 +56,6 @@ class FedKD(
         energy, new = self.energy(round.number), {}
         for name, change in changes.items():
             old = round.arrays[name]
-            moved = old + np.asarray(low_rank(change, energy)[0], np.float64)
+            moved = old + np.asarray(low_rank(change, energy), np.float64)
             new[name] = rounded_to(old.dtype, moved)
         return new
-
-    def metrics(self, round: Round) -> dict[str, float]:
-        """Add the mean number of values of the clients' factors."""
-        values = [reply.metrics[FACTOR_VALUES] for reply in round.replies]
-        return {**super().metrics(round), FACTOR_VALUES: float(np.mean(values))}

@@ -1,5 +1,7 @@
 """FedTGP (Zhang et al., AAAI 2024): the server trains global prototypes."""
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -64,8 +66,7 @@ class FedTGP(FedProto, uses_mean="never"):
     def aggregate(self, round: Round) -> Arrays:
         """Train the generator; return its prototypes, and the numbers of clients."""
         known = np.stack([self.counts(reply) > 0 for reply in round.replies])
-        read = [reply.read()[PROTOTYPES] for reply in round.replies]
-        means = np.stack(read).astype(np.float32)
+        means = np.stack([reply.read()[PROTOTYPES] for reply in round.replies])
         before = round.centre()
         if not known.any():
             return before
@@ -106,12 +107,11 @@ def contrast(p: Tensor, y: Tensor, every: Tensor, margin: float) -> Tensor:
     margin : float
         δ, added to the distance from the prototype of the same class.
     """
-    exact = "donot_use_mm_for_euclid_dist"
-    distances = torch.cdist(p, every, compute_mode=exact)
+    distances = torch.cdist(p, every, compute_mode="donot_use_mm_for_euclid_dist")
     return cross_entropy(-distances - margin * one_hot(y, len(every)), y)
 
 
-def largest_gap(means: npt.NDArray[np.float32], known: npt.NDArray[np.bool_]) -> float:
+def largest_gap(means: npt.NDArray[Any], known: npt.NDArray[np.bool_]) -> float:
     """Return the largest distance of a class to the nearest other one.
 
     Parameters

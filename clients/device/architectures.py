@@ -2,7 +2,6 @@
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.functional import kl_div, log_softmax, softmax
@@ -14,12 +13,13 @@ from flwr_frl.common.messages import MODEL
 from flwr_frl.common.run_cache import TASKS_AT_A_TIME, run_cache
 from flwr_frl.common.settings import SettingsError, require, setting
 from flwr_frl.task.base import Task
+from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.tasks.image import PartitionedTask
 from flwr_frl.task.training.cohort import scratch_model
 from flwr_frl.task.training.sgd import freeze
 
-SMALL = "small."
+SMALL, LINK = "small.", "link."
 
 
 class OwnArchitectureClient(Client):
@@ -53,35 +53,48 @@ class SmallModelClient(OwnArchitectureClient):
     Parameters
     ----------
     shared_model : str, default ""
-        The small model, the same for all clients. By default it is a model of the task;
-        with ``client-models``, a name is required.
+        The small model, the same for all clients. By default it is the first one of
+        ``client-models``, or else the model of the task.
     """
 
     shared: Groups = (SMALL,)
     personal: Groups = WHOLE
     shared_model: str = setting("", form="a model's name", safe=True)
 
-    @staticmethod
-    def check_settings(settings: Any) -> None:
-        """Require a name if the clients' models differ."""
-        several = len(set(settings.client_models.split())) > 1
-        name, allowed = settings.shared_model, "a name, as the clients' models differ"
-        require(bool(name) or not several, "shared-model", name, allowed)
-
     @property
     def small_task(self) -> Task:
         """The task with the small model."""
-        return with_model(self.task, self.settings.shared_model)
+        first = (*self.settings.client_models.split(), "")[0]
+        return with_model(self.task, self.settings.shared_model or first)
 
     def initial_group(self, group: str) -> Tensors:
-        """Return the initial small model."""
-        return self.small_task.initial_state
+        """Return the initial small model, or the personal layer of a subclass."""
+        linked = group == LINK
+        return self.link().state_dict() if linked else self.small_task.initial_state
+
+    def link(self) -> nn.Linear:
+        """Return the layer that links the features of both models, if there is one."""
+        raise NotImplementedError
 
     def small_model(self) -> SplitModel:
         """Return the received small model."""
         model = scratch_model(self.small_task)
         model.load(under(SMALL, self.received))
         return model
+
+    def widths(self, algorithm: str) -> tuple[int, int]:
+        """Return the numbers of features of the small model and of the client's."""
+        small, own = self.small_task.scratch_model, self.task.scratch_model
+        heads = small.linear_head(algorithm), own.linear_head(algorithm)
+        return heads[0].in_features, heads[1].in_features
+
+    def layer(self, inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
+        """Return the saved layer; its initial values are drawn with the task's seed."""
+        with seeded(getattr(self.task, "seed", 0) or 0):
+            layer = nn.Linear(inputs, outputs, bias).to(self._device)
+        if saved := under(LINK, self.saved):
+            layer.load_state_dict(saved)
+        return layer
 
     def train_both(
         self, objective: Objective, small: SplitModel, *others: nn.Module

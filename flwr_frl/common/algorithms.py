@@ -30,6 +30,7 @@ _TABLE = {
     "fd": ("fd:FD", "FD (Jeong et al., 2018)"),
     "fml": ("averaging:FML", "FML (Shen et al., 2020)"),
     "fedkd": ("fedkd:FedKD", "FedKD (Wu et al., Nature Communications 2022)"),
+    "fedmrl": ("averaging:FedMRL", "FedMRL (Yi et al., NeurIPS 2024)"),
     "fedala": ("averaging:FedALA", "FedALA (Zhang et al., AAAI 2023)"),
     "feddbe": ("feddbe:FedDBE", "FedDBE (Zhang et al., NeurIPS 2023)"),
     "per-fedavg": ("averaging:PerFedAvg", "Per-FedAvg (Fallah et al., NeurIPS 2020)"),

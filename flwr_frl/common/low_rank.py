@@ -6,8 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 
-def low_rank(array: npt.NDArray[Any], energy: float) -> tuple[npt.NDArray[Any], int]:
-    """Return an array of lower rank, and the number of values of its factors.
+def low_rank(array: npt.NDArray[Any], energy: float) -> npt.NDArray[Any]:
+    """Return an array of lower rank.
 
     The rank K is the smallest with Σ_{i ≤ K} σ_i² > T Σ_i σ_i² (FedKD: Wu et al., 2022,
     Nature Communications 13, 2032).
@@ -21,11 +21,10 @@ def low_rank(array: npt.NDArray[Any], energy: float) -> tuple[npt.NDArray[Any], 
         T, in [0, 1]; with 1 the array is returned unchanged.
     """
     if array.ndim < 2 or energy >= 1 or not np.isfinite(array).all():
-        return array, array.size
+        return array
     matrix = array.reshape(len(array), -1).astype(np.float64)
     u, sigma, v = np.linalg.svd(matrix, full_matrices=False)
     total = np.cumsum(sigma**2)
     rank = min(int((total <= energy * total[-1]).sum()) + 1, len(sigma))
-    values = (u[:, :rank] * sigma[:rank]) @ v[:rank]
-    size = min(rank * (sum(matrix.shape) + 1), array.size)
-    return values.reshape(array.shape).astype(array.dtype), size
+    values: npt.NDArray[Any] = (u[:, :rank] * sigma[:rank]) @ v[:rank]
+    return values.reshape(array.shape).astype(array.dtype, copy=False)

@@ -54,8 +54,6 @@ OF_MODEL = "-of-"
 FISHER_TRACE = "fisher-trace"
 # FedNova: the total weight of the client's local gradients.
 GRADIENT_WEIGHT = "gradient-weight"
-# FedKD: number of values of the factors of the client's change.
-FACTOR_VALUES = "factor-values"
 NUM_EXAMPLES = "num-examples"
 NUM_TEST_EXAMPLES = "num-test-examples"
 

@@ -179,8 +179,8 @@ CASES = [
     ("fedavg", {"new-clients": 19, "fraction-train": 0.5}, "fraction-train"),
     ("fedproto", PRIVATE, "server-dp-noise"),
     ("fedamp", PRIVATE, "server-dp-noise"),
-    ("fml", {"client-models": "mlp logistic"}, "shared-model"),
     ("fml", {"shared-model": "mlp", **UNBIASED}, "shared-model"),
+    ("fedmrl", {"shared-model": "mlp", "model": "digits-cnn"}, "shared-model"),
     ("fedgh", {"client-models": "mlp digits-cnn"}, "client-models"),
     # Algorithms whose new arrays are not a mean of models
     *(
