@@ -45,10 +45,8 @@ def main(arguments: Sequence[str]) -> int:
     add("--superlink", required=True, help="HOST:PORT of the server")
     add("--ca", required=True, help="ca.crt, the certificate of the federation's CA")
     add("--data-dir", required=True, help="the folder of the device's data")
-    states = "/var/lib/flwr-frl/state"
-    add("--state-dir", default=states, help=f"the folder of its heads ({states})")
-    folder = "/etc/flwr-frl"
-    add("--folder", default=folder, help=f"the folder of the new files ({folder})")
+    add("--state-dir", default="/var/lib/flwr-frl/state", help="heads: %(default)s")
+    add("--folder", default="/etc/flwr-frl", help="the new files: %(default)s")
     add("--user", help="the user that runs the SuperNode (default: the current one)")
     about = "delete the heads, states and metrics of a device from a folder"
     add = commands.add_parser("remove", help=about, description=about).add_argument
@@ -82,8 +80,7 @@ def init(options: Namespace) -> str:
     data = _path(options.data_dir)
     require(data.is_dir(), "data-dir", str(data), "a folder")
     authority = Path(options.ca).read_text(errors="replace")
-    is_certificate = "BEGIN CERTIFICATE" in authority
-    require(is_certificate, "ca", options.ca, "the file ca.crt of the federation")
+    require("BEGIN CERTIFICATE" in authority, "ca", options.ca, "the file ca.crt")
     allowed = f"a folder without {KEY}, the key of another device"
     require(not (folder / KEY).exists(), "folder", str(folder), allowed)
 

@@ -59,8 +59,7 @@ def remove(name: str, folder: Path) -> str:
                     changed.append(str(path))
         if place.name == quoted(name) and not any(place.iterdir()):
             place.rmdir()
-    if not changed:
-        raise SettingsError(f"NAME: nothing of {name!r} is in {str(folder)!r}", "NAME")
+    require(bool(changed), "NAME", name, f"a client with files in {folder}", "NAME")
     first = f"removed {name} from {len(changed)} files:"
     return "\n".join([first, *changed, REMAINS.format(name=name)])
 
@@ -72,21 +71,19 @@ def _remove_from(path: Path, name: str) -> bool:
     if is_state and path.parent.name == quoted(name):
         path.unlink()
         return True
-    before: Any
-    after: Any
     try:
-        if path.name in CHECKPOINTS:
-            content = checkpoint.read(path)
-            new = _of_checkpoint(content, name)
-            before, after, data = content.about, new.about, checkpoint.pack(new)
+        if path.name in (CLIENTS, NEWCOMERS):
+            before = read_json(path)
+            after = _without(before, name)
+            data = _lines([after], 2)
         elif path.name == METRICS:
             before = [*read_journal(path)]
             after = [_below(row, name) for row in before]
             data = _lines(after)
-        elif path.name in (CLIENTS, NEWCOMERS):
-            before = read_json(path)
-            after = _without(before, name)
-            data = _lines([after], 2)
+        elif path.name in CHECKPOINTS:
+            content = checkpoint.read(path)
+            new = _of_checkpoint(content, name)
+            before, after, data = content.about, new.about, checkpoint.pack(new)
         else:
             return False
     except (SafetensorError, LookupError, ValueError, TypeError) as error:

@@ -179,7 +179,7 @@ def test_device_init_writes_key_config_and_units(words, tmp_path, capsys):
             "superlink is 'server.lan'; expected HOST:PORT",
         ),
         ("pi", "--data-dir nowhere", "nowhere'; expected a folder"),
-        ("pi", f"--ca {SCRIPT}", "certificates.sh'; expected the file ca.crt of the"),
+        ("pi", f"--ca {SCRIPT}", "certificates.sh'; expected the file ca.crt"),
         ("pi", "--ca nowhere", "No such file or directory: 'nowhere'"),
         ("pi", "--user n-one", "user is 'n-one'; expected a user of this system"),
         ("pi", "--key k", "unrecognized arguments: --key k; see --help"),

@@ -58,7 +58,9 @@ def test_a_server_forgets_a_client_and_can_go_on(algorithm, tmp_path, capsys):
         assert now == row
     before = tree(out)
     assert remove(out) == 2
-    assert "nothing of '000001' is in" in one_error(capsys.readouterr().err)
+    assert "NAME is '000001'; expected a client with" in one_error(
+        capsys.readouterr().err
+    )
     assert tree(out) == before
     # In simulation the client is still there: it begins anew.
     assert run(out, algorithm, "--rounds", "3", resume=str(out), **settings) == 0
@@ -82,7 +84,7 @@ def test_a_device_forgets_its_heads_only(tmp_path, capsys):
     linked = tmp_path / "state" / "link"
     linked.symlink_to(other.parent)
     assert remove(tmp_path / "elsewhere", "pi.1") == 2
-    assert "nothing of 'pi.1'" in one_error(capsys.readouterr().err)
+    assert "NAME is 'pi.1'" in one_error(capsys.readouterr().err)
     assert len(list(other.iterdir())) == 2
     assert remove(tmp_path / "state", "pi.1") == 0
     assert "removed pi.1 from 4 files" in capsys.readouterr().out
