@@ -101,8 +101,11 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
     add("--seeds", type=int, metavar="N", help=text)
     text = "run N of them in parallel processes (default 1; not with --backend ray)"
     add("--jobs", type=int, default=1, metavar="N", help=text)
-    text = "with `tune ALGORITHM …`: values to choose from by validation accuracy"
+    text = "with `tune ALGORITHM …`: values, or ranges k=low..high (logarithmic from a "
+    text += "ratio of 10 on; extra [tune]), to choose from by validation accuracy"
     add("--grid", action="append", default=[], metavar="'k=v,v …'", help=text)
+    text = "with ranges: number of points that are tried of each algorithm (default 20)"
+    add("--trials", type=int, metavar="N", help=text)
     text = "with `compare DIR …`: test against this method (default: the best one)"
     add("--baseline", default="", metavar="ALGORITHM", help=text)
     text = "with `compare DIR …`: columns of table.tex, entries of summary.json"

@@ -14,7 +14,8 @@ from flwr_frl.results.methods import compare
 from flwr_frl.results.page import served_for
 from flwr_frl.results.processes import counted
 from flwr_frl.results.results import failure
-from flwr_frl.results.sweep import TUNED, Sweep, have_begun, points, tune
+from flwr_frl.results.search import Ranges
+from flwr_frl.results.sweep import TUNED, Sweep, have_begun, space_of, tune
 from flwr_frl.results.tables import DETAILS, cells, legend, terminal
 from flwr_frl.running import carry_out, hidden_info, output_of, sweep_of
 
@@ -52,6 +53,8 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     tuning = names[:1] == ["tune"]
     allowed = "'tune' before the algorithms, as in: tune fedrep --grid …"
     require(tuning or not grid, "grid", grid, allowed)
+    trials = namespace.trials
+    require(tuning or trials is None, "trials", trials, allowed)
     for name in ("baseline", "columns"):
         value, allowed = getattr(namespace, name), "unset, except with compare DIR …"
         require(not value, name, value, allowed)
@@ -64,7 +67,7 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     try:
         with nullcontext() if namespace.verbose else hidden_info():
             if tuning:
-                summaries = _tune(algorithms, grid, overrides, sweep)
+                summaries = _tune(algorithms, grid, trials, overrides, sweep)
             else:
                 runs, errors = carry_out(algorithms, overrides, sweep)
                 summaries = {name: run.summary for name, run in runs.items()}
@@ -91,17 +94,23 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
 
 
 def _tune(
-    algorithms: Sequence[str], grid: str, overrides: Settings, sweep: Sweep
+    algorithms: Sequence[str],
+    grid: str,
+    trials: int | None,
+    overrides: Settings,
+    sweep: Sweep,
 ) -> dict[str, Any]:
     """Tune algorithms on a grid and return the summaries of the best points."""
     former, output = str(overrides.get("resume", "")), Path(str(overrides["output"]))
     exists = not former or Path(former).is_dir()
     require(exists, "resume", former, "a folder of results")
-    every = points(grid)
+    space = space_of(grid, trials)
+    budget = space.trials if isinstance(space, Ranges) else len(space)
     # Each algorithm also has a test run of its best point.
-    num_runs = len(algorithms) * (len(every) + 1) * (sweep.count or 1)
+    num_runs = len(algorithms) * (budget + 1) * (sweep.count or 1)
     with served_for({**defaults(), **overrides}), counted(num_runs):
-        tuned = tune(algorithms, every, overrides, output.resolve(), sweep)
+        tuned = tune(algorithms, space, overrides, output.resolve(), sweep)
+    print(f"each algorithm has a budget of {budget} points")
     for name, entry in tuned.items():
         picked = " ".join(f"{n}={value}" for n, value in entry["picked"].items())
         print(f"{name}: {picked} is the best of {len(entry['points'])} points")

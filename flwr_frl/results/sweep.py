@@ -36,6 +36,7 @@ from flwr_frl.results.results import (
     refuse_losses,
     write_json,
 )
+from flwr_frl.results.search import Point, Range, Ranges, search
 
 TUNED = "tune.json"
 # The fraction of the training examples that is held out by default.
@@ -46,8 +47,8 @@ FIXED = (
     *("patience", "keep-best"),
 )
 
-# Settings of a point of the grid.
-Point = dict[str, Setting]
+# Number of points of each algorithm if there are ranges.
+TRIALS = 20
 # Checks the settings of some algorithms and returns all of them.
 Check = Callable[[Sequence[str], Settings], Settings]
 # Runs an algorithm with checked settings and returns its summary.
@@ -213,18 +214,42 @@ def combine(output: Path, seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
 
 
 def points(text: str) -> list[Point]:
-    """Parse a grid, ``name=value,value … name=value …``, into its points.
+    """Return the points of a grid of values, as `axes_of` parses it."""
+    axes = axes_of(text)
+    return [dict(zip(axes, chosen, strict=True)) for chosen in product(*axes.values())]
+
+
+def space_of(text: str, trials: int | None) -> list[Point] | Ranges:
+    """Return the points of a grid, or its ranges with their number of points."""
+    axes = axes_of(text)
+    if any(isinstance(axis, Range) for axis in axes.values()):
+        trials = TRIALS if trials is None else trials
+        require(trials >= 1, "trials", trials, "an integer, at least 1")
+        return Ranges(text, axes, trials)
+    allowed = "unset unless --grid has a range, such as learning-rate=0.001..0.1"
+    require(trials is None, "trials", trials, allowed)
+    return points(text)
+
+
+def axes_of(text: str) -> dict[str, Range | list[Setting]]:
+    """Parse a grid, ``name=value,value … name=low..high …``.
 
     Raises `SettingsError` if it cannot be parsed.
     """
-    axes: dict[str, list[Setting]] = {}
+    axes: dict[str, Range | list[Setting]] = {}
     for part in text.split():
         name, _, values = part.partition("=")
         valid = bool(name and values) and name not in axes and name not in FIXED
         require(valid, "grid", text, f"'name=value,value …', not {part!r}")
         axes[name] = [_parse_value(value) for value in values.split(",")]
+        low, high = map(_parse_value, (*values.split(".."), "")[:2])
+        if is_number(low) and is_number(high):
+            require(low < high, "grid", part, "a range whose first end is the smaller")
+            integers = isinstance(low, int) and isinstance(high, int)
+            integers = integers and not isinstance(defaults().get(name), float)
+            axes[name] = Range(low, high, integers)
     require(bool(axes), "grid", text, "settings with values: 'name=value,value …'")
-    return [dict(zip(axes, chosen, strict=True)) for chosen in product(*axes.values())]
+    return axes
 
 
 def _parse_value(text: str) -> Setting:
@@ -238,12 +263,15 @@ def _parse_value(text: str) -> Setting:
 
 def tune(
     algorithms: Sequence[str],
-    grid: Sequence[Point],
+    grid: Sequence[Point] | Ranges,
     overrides: Settings,
     output: Path,
     sweep: Sweep,
 ) -> dict[str, dict[str, Any]]:
-    """Run all points of a grid, then run and test the best point of each algorithm.
+    """Try points, then run and test the best point of each algorithm.
+
+    All points of a grid are tried. If it has ranges, Optuna's TPE proposes as many
+    points of each algorithm as they have trials.
 
     Points are trained on a part of the training examples and evaluated on the rest
     (``validation-fraction``, 0.2 by default); no test set is used. The point with the
@@ -254,8 +282,8 @@ def tune(
     ----------
     algorithms : sequence of str
         The algorithms. Each is tuned separately.
-    grid : sequence of dict
-        The points, as `points` returns them.
+    grid : sequence of dict, or Ranges
+        The points or the ranges, as `space_of` returns them.
     overrides : mapping
         Settings of all points. With ``resume``, runs that have a checkpoint continue.
     output : Path
@@ -267,7 +295,8 @@ def tune(
     Returns
     -------
     dict
-        The content of ``tune.json``, by algorithm: ``points`` with their ``settings``
+        The content of ``tune.json``, by algorithm: ``budget``, the number of points;
+        ``points`` with their ``settings``
         and their ``accuracy`` or ``loss``, or why they ``failed``; the settings
         ``picked``; ``at-edge``, as `at_edge` returns it; and ``test``, the summary.
 
@@ -289,37 +318,58 @@ def tune(
         return sweep.plan([algorithm], placed)
 
     # Everything is checked before anything runs.
-    planned: dict[str, list[RunGroup]] = {}
+    planned = dict[tuple[str, int], RunGroup]()
+    ends = grid.ends if isinstance(grid, Ranges) else grid[:1]
     for name in algorithms:
-        plan(name, {**grid[0], **whole, "resume": ""}, "test-0")
-        planned[name] = [
-            plan(name, {**point, **held_out}, f"point-{i}")
-            for i, point in enumerate(grid)
-        ]
+        for point in ends:
+            plan(name, {**point, **whole, "resume": ""}, "test-0")
+        for i, point in enumerate(() if isinstance(grid, Ranges) else grid):
+            planned[name, i] = plan(name, {**point, **held_out}, f"point-{i}")
     tuned, lost = dict[str, dict[str, Any]](), set[str]()
-    for name, groups in planned.items():
+
+    def tune_one(name: str) -> dict[str, Any]:
+        tried, scores = list[Point](), list[dict[str, Any]]()
         short = short_name(name)
-        scores = [_score(short, each[short]) for each in sweep.carry_out(groups)]
-        finite = {
-            i: score.get("accuracy", -score.get("loss", 0.0))
-            for i, score in enumerate(scores)
-            if "failed" not in score
-        }
+
+        def score(batch: Sequence[Point]) -> list[float | None]:
+            groups = [
+                planned.get((name, i))
+                or plan(name, {**point, **held_out}, f"point-{i}")
+                for i, point in enumerate(batch, len(tried))
+            ]
+            new = [_score(short, each[short]) for each in sweep.carry_out(groups)]
+            tried.extend(batch)
+            scores.extend(new)
+            return list(map(_objective, new))
+
+        if isinstance(grid, Ranges):
+            resume = str(overrides.get("resume", ""))
+            former = Path(resume, short) if resume else None
+            seed = int(overrides.get("seed", defaults()["seed"]))
+            search(grid, score, sweep.jobs, output / short, former, seed)
+        else:
+            score(grid)
+        values = [_objective(each) for each in scores]
+        finite = {i: value for i, value in enumerate(values) if value is not None}
         why = f"a point that {name} can run; first failure: {scores[0].get('failed')}"
-        require(bool(finite), "grid", list(grid), why)
+        require(bool(finite), "grid", tried, why)
         best = max(finite, key=lambda i: finite[i])
         (outcome,) = sweep.carry_out(
-            [plan(name, {**grid[best], **whole}, f"test-{best}")]
+            [plan(name, {**tried[best], **whole}, f"test-{best}")]
         )
         if isinstance(test := outcome[short], SettingsError):
             raise test
-        tuned[short] = {
+        return {
             "validation-fraction": fraction,
-            "points": [{"settings": grid[i]} | each for i, each in enumerate(scores)],
-            "picked": grid[best],
-            "at-edge": at_edge(grid, grid[best]),
+            "budget": len(tried),
+            "points": [{"settings": tried[i]} | each for i, each in enumerate(scores)],
+            "picked": tried[best],
+            "at-edge": at_edge(grid, tried[best]),
             "test": test,
         }
+
+    for name in algorithms:
+        tuned[short_name(name)] = tune_one(name)
         with log_os_errors(TUNED, lost):
             # Algorithms that were tuned earlier keep their entries.
             write_json(output / TUNED, {**read_object(output / TUNED), **tuned})
@@ -327,18 +377,29 @@ def tune(
     return tuned
 
 
-def at_edge(grid: Sequence[Point], picked: Point) -> dict[str, str]:
+def at_edge(grid: Sequence[Point] | Ranges, picked: Point) -> dict[str, str]:
     """Return which picked numbers are the ``"smallest"`` or ``"largest"`` of a grid.
 
-    Values beyond them may be better.
+    In a range, these are the numbers near its ends. Values beyond them may be better.
     """
     edges = dict[str, str]()
+    if isinstance(grid, Ranges):
+        ranges = {n: a for n, a in grid.axes.items() if isinstance(a, Range)}
+        ends = {name: each.end(picked[name]) for name, each in ranges.items()}
+        return {name: end for name, end in ends.items() if end}
     for name, value in picked.items():
         values = {point[name] for point in grid}
         if len(values) > 1 and all(map(is_number, values)):
             extremes = {min(values): "smallest", max(values): "largest"}
             edges |= {name: extremes[value]} if value in extremes else {}
     return edges
+
+
+def _objective(score: Mapping[str, Any]) -> float | None:
+    """Return a score, higher if better; None for a point that failed."""
+    if "failed" in score:
+        return None
+    return float(score.get("accuracy", -score.get("loss", 0.0)))
 
 
 def _score(

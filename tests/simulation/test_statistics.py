@@ -9,9 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import ROOT, assert_refused, cases, config_of, json_of, rows_of, run
+from refusals import code_of, uninstall
 
 from flwr_frl import running
-from flwr_frl.results.sweep import Sweep, at_edge, points, tune
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.results.sweep import Sweep, at_edge, points, space_of, tune
 
 QUICK = {"evaluate_last": 2, "evaluate_every": 0, "head_epochs": 1, "num_clients": 5}
 QUICK |= {"model": "logistic", "batch_size": 100, "newcomer_epochs": 1}
@@ -193,6 +195,92 @@ def test_only_extreme_numbers_of_a_grid_are_at_its_edge():
     assert at_edge(grid, picked) == {"momentum": "smallest"}
 
 
+SPACE = "learning-rate=0.001..1 batch-size=10,50 head-epochs=1..4"
+
+
+def peak(name, settings):
+    """Return an accuracy that is highest at 0.1; settings with a long batch fail."""
+    if settings["batch-size"] == 50:
+        raise SettingsError("too long")
+    distance = abs(math.log10(settings["learning-rate"]) + 1)
+    return {"accuracy": 1 - distance / 2 - settings["head-epochs"] / 100}
+
+
+def tuned_by(run, output, trials=12, text=SPACE, jobs=1, **overrides):
+    sweep = Sweep(lambda names, given: {"resume": "", **given}, run, jobs=jobs)
+    return tune(["fedrep", "local"], space_of(text, trials), overrides, output, sweep)
+
+
+def test_ranges_are_searched_with_the_same_budget_for_each_algorithm(tmp_path):
+    pytest.importorskip("optuna")
+    tuned = tuned_by(peak, tmp_path)
+    rates = [p["settings"]["learning-rate"] for p in tuned["fedrep"]["points"]]
+    # The scale is logarithmic.
+    assert np.median(rates) < 0.3
+    assert len({*rates}) == 12
+    for entry in tuned.values():
+        assert entry["budget"] == len(entry["points"]) == 12
+        scores = [point.get("accuracy", -1) for point in entry["points"]]
+        best = entry["points"][int(np.argmax(scores))]
+        assert entry["picked"] == best["settings"]
+        assert entry["test"] == peak("", best["settings"])
+        for point in entry["points"]:
+            assert isinstance(point["settings"]["head-epochs"], int)
+            assert ("failed" in point) == (point["settings"]["batch-size"] == 50)
+    # Another seed proposes other points.
+    other = tuned_by(peak, tmp_path / "other", seed=1)["fedrep"]
+    assert other["points"] != tuned["fedrep"]["points"]
+
+
+def test_interrupted_search_continues_as_if_it_had_not_been(tmp_path):
+    pytest.importorskip("optuna")
+    runs = []
+
+    def killed(name, settings):
+        runs.append(settings["output"])
+        if len(runs) == 8:
+            raise KeyboardInterrupt
+        return peak(name, settings)
+
+    with pytest.raises(KeyboardInterrupt):
+        tuned_by(killed, tmp_path / "left")
+    resumed = tuned_by(peak, tmp_path / "new", resume=str(tmp_path / "left"))
+    assert resumed == tuned_by(peak, tmp_path / "undisturbed")
+    # The search goes on with more trials, but not with another space.
+    more = tuned_by(peak, tmp_path / "new", 14, resume=str(tmp_path / "new"))
+    assert more["local"]["points"][:12] == resumed["local"]["points"]
+    assert more["local"]["budget"] == 14
+    other = "learning-rate=0.01..1"
+    again = {"text": other, "resume": str(tmp_path / "new")}
+    assert code_of(tuned_by, peak, tmp_path / "new", **again) == "grid"
+    (tmp_path / "new" / "fedrep" / "study.log").write_text("{")
+    again = {"resume": str(tmp_path / "new")}
+    assert code_of(tuned_by, peak, tmp_path / "new", **again) == "resume"
+
+
+def test_ranges_of_the_command_line_need_the_extra(tmp_path, monkeypatch):
+    uninstall(monkeypatch, "optuna")
+    assert code_of(tuned_by, peak, tmp_path) == "missing-package"
+
+
+@pytest.mark.parametrize(
+    ("text", "is_integer", "is_log", "ends"),
+    [
+        ("learning-rate=0.001..0.1", False, True, {0.001: "smallest", 0.01: ""}),
+        ("momentum=0..0.9", False, False, {0.01: "smallest", 0.88: "largest"}),
+        # Settings that are floats have ranges of floats.
+        ("learning-rate=1..2", False, False, {1.5: ""}),
+        ("head-epochs=1..10", True, True, {1: "smallest", 3: "", 10: "largest"}),
+    ],
+)
+def test_scale_and_ends_of_a_range(text, is_integer, is_log, ends):
+    ranges = space_of(text, None)
+    ((name, axis),) = ranges.axes.items()
+    assert (axis.is_integer, axis.is_log, ranges.trials) == (is_integer, is_log, 20)
+    for value, end in ends.items():
+        assert at_edge(ranges, {name: value}) == ({name: end} if end else {})
+
+
 def test_results_of_newcomers_are_in_the_files(tmp_path):
     go(tmp_path, "fedrep", rounds=2, new_clients=2)
     clients = json_of(tmp_path / "fedrep" / "clients.json")
@@ -219,6 +307,11 @@ tune fedavg --grid momentum=0,2 => momentum
 tune fedavg --grid momentum=0 @ evaluate-on='test' => evaluate-on
 tune fedavg --grid momentum=0 @ patience=2 => patience
 tune fedavg --grid keep-best=false,true => grid
+tune fedavg --grid momentum=0.9..0 => grid
+tune fedavg --grid momentum=0..2 => momentum
+tune fedavg --grid momentum=0..0.9 --trials 0 => trials
+tune fedavg --grid momentum=0 --trials 3 => trials
+fedavg --trials 3 => trials
 @ validation-fraction=1.0 => validation-fraction
 @ validation-fraction=0.001 => ~client 0's 71 training examples
 @ partition='log-normal' num-clients=50 validation-fraction=0.98 => validation-fraction
