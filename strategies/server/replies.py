@@ -217,7 +217,8 @@ def decompressed(
     uploads : UploadSettings
         The operator.
     """
-    changed = {n: sent[n] for n in sorted(sent) if is_parameter(n, sent[n])}
+    names = sorted(n for n in sent if n in like and is_parameter(n, sent[n]))
+    changed = {name: sent[name] for name in names}
     others = ArrayRecord({n: a for n, a in like.items() if n not in changed})
     arrays = checked_arrays(reply, keys.ARRAYS, others)
     if not changed:
