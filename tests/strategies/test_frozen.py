@@ -1,6 +1,5 @@
 """Frozen parts are never sent, never trained, and identical on all devices."""
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import torch
 from flwr.app import Context, Message
 from frozen_tasks import FROZEN_BYTES, frozen
 from refusals import code_of
-from torch import nn
 
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.client_app import make_app
@@ -19,8 +17,6 @@ from flwr_frl.common.messages import FROZEN_DIGEST
 from flwr_frl.predict import load_run
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server_app import serve
-from flwr_frl.task.models import SplitModel
-from flwr_frl.task.models.frozen import frozen_tensors, set_apart
 
 N = 5
 
@@ -105,19 +101,3 @@ def test_a_run_is_not_loaded_with_another_frozen_part(
     monkeypatch.setattr(Client, "_about_frozen", lambda self: other)
     call = (load_run, tmp_path / "fedavg")
     assert code_of(*call, task="frozen_tasks:frozen") == "weights"
-
-
-# Models
-
-
-def test_a_frozen_parameter_becomes_a_buffer_outside_of_the_state_dict() -> None:
-    layer = nn.Linear(2, 2)
-    layer.weight.requires_grad_(False)
-    model = SplitModel(nn.Sequential(layer, nn.BatchNorm1d(2)), nn.Linear(2, 1))
-    inputs = torch.ones(3, 2)
-    before = copy.deepcopy(model).eval()(inputs)
-    set_apart(model)
-    assert frozen_tensors(model).keys() == {"representation.0.weight"}
-    assert "representation.0.weight" not in model.state_dict()
-    assert "representation.0.bias" in dict(model.named_parameters())
-    torch.testing.assert_close(model.eval()(inputs), before)

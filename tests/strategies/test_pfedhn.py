@@ -145,18 +145,6 @@ def test_every_round_matches_the_paper():
     reference.assert_network(result)
 
 
-def test_rejected_reply_makes_no_step():
-    plain = run("pfedhn", 1, **SMALL, **FAST)
-    first = plain.between("train")[0][0].metadata.dst_node_id - 1
-    assert first in plain.trained[0]
-    spoilt = run("pfedhn", 1, spoilt=[(first, 1)], **SMALL, **FAST)
-    assert spoilt.rows[0]["rejected"] == 1
-    reference = Reference(spoilt)
-    for message, _ in spoilt.between("train")[1:]:
-        reference.step(message.metadata.dst_node_id - 1)
-    reference.assert_network(spoilt)
-
-
 def test_large_gradient_is_clipped():
     # The norm is 100, so the gradient is halved; a short one is not changed.
     gradient = clipped({"a": np.array([60.0, 0.0]), "b": np.array([80.0])})

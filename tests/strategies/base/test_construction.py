@@ -1,7 +1,6 @@
 """Settings and state of a strategy."""
 
 import pytest
-from function_clients import averaging, grid_of, train_once
 from refusals import code_of
 
 from flwr_frl.common.settings import SettingsError, resolve
@@ -47,13 +46,3 @@ def test_build_strategy_from_settings():
     assert strategy.settings.seed == 9
     with pytest.raises(SettingsError, match="unknown algorithm 'fedavgft'; did you"):
         build_strategy(resolve({"algorithm": "fedavgft"}))
-
-
-def test_state_is_restored_in_another_strategy():
-    strategy = averaging()
-    strategy._run.clients.run_token = "this one"
-    train_once(strategy, grid_of(3))
-    other = FedAvg()
-    other._restore(strategy._snapshot()())
-    assert other._run.clients.acknowledged == {"000000": 1, "000001": 1, "000002": 1}
-    assert other._run.clients.run_token == "this one"

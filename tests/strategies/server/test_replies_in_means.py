@@ -1,15 +1,13 @@
-"""Means of replies, sizes of messages, and arrays without expected shapes."""
+"""Means of replies."""
 
 import tracemalloc
 
 import numpy as np
-from claimed_arrays import VALUES
-from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from flwr_frl.strategies.server.replies import mean, size_of, to_record
+from flwr_frl.strategies.server.replies import mean
 
 # Means
 
@@ -69,19 +67,3 @@ def test_mean_holds_only_one_running_sum():
     # The sum, a scaled reply, and the current and previous replies take less memory
     # than five float64 arrays; 50 float32 replies would take as much as 25 of them.
     assert peak < 5 * size * 8
-
-
-# Sizes
-
-
-def test_size_matches_a_hand_computed_size():
-    # A padded .npy header has 128 bytes, 6 floats have 24, and the names "arrays" and
-    # "w" have 7.
-    message = Message(RecordDict({"arrays": to_record({"w": VALUES})}), 1, "train")
-    assert size_of(message.content, {}) == 128 + 24 + 6 + 1
-    # The number adds 8 bytes, and the names "config" and "round" add 11.
-    message.content["config"] = ConfigRecord({"round": 3})
-    assert size_of(message.content, {}) == 159 + 8 + 6 + 5
-
-
-# Arrays without expected names and shapes

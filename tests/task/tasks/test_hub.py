@@ -156,7 +156,7 @@ def test_a_row_without_a_client_is_an_error(tmp_path, clients, tested):
     assert code == "client-column"
 
 
-def test_table_task_trains(home, tmp_path):
+def test_examples_of_a_table_are_its_rows(home):
     task = task_of(home, "table", 3, input_columns="width,height", label_column="kind")
     assert type(task) is TableTask
     # Classes are in the order of NumPy's sort.
@@ -175,13 +175,6 @@ def test_table_task_trains(home, tmp_path):
     ]
     assert len(examples) == 120
     assert set(examples) == rows
-    config = f"label-column='kind' cache-dir='{home / 'cache'}'"
-    config += " partition='iid' learning-rate=0.1 augment=true"
-    flags = ("--task", "table", "--data-dir", str(home / "table"), "--clients", "3")
-    flags += ("--rounds", "5", "--fraction", "1")
-    assert run(tmp_path, "fedrep", *flags, "--run-config", config) == 0
-    # The classes are six standard deviations apart.
-    assert rows_of(tmp_path)[-1]["accuracy"] > 0.95
     assert task.unused_settings["augment"] == "there are no images"
     assert task.unused_settings["dirichlet-alpha"] == "partition 'iid' does not use it"
 
@@ -279,22 +272,6 @@ def test_parts_have_the_same_classes_in_the_same_order(tmp_path):
     for i, names in enumerate((["dog", "cat"], ["bird", "cat", "dog"])):
         save(tmp_path / f"others-{i}", train=train, test={"label": names})
         assert code_of(task_of, tmp_path, f"others-{i}", 0) == "label-column"
-
-
-def test_clients_of_a_table_have_the_names_in_its_column(tmp_path):
-    rows = [f"{i % 7}.5,{i % 3},{10 + i % 3},{'ab'[i % 2]}" for i in range(60)]
-    write_table(tmp_path / "rows.csv", "size,ward,hospital,label", rows)
-    named = {"client_column": "hospital"}
-    task = task_of(tmp_path, "rows.csv", 3, **named)
-    assert task.client_names == ("10", "11", "12")
-    for client in range(3):
-        # The column of the clients is no input.
-        inputs = task.train_examples(client).first(1)
-        assert inputs.shape == (1, 2)
-        assert inputs[0, 1] == client
-        # A fifth of each client's 20 rows
-        assert len(task.train_examples(client)) == 16
-        assert len(task.test_examples(client)) == 4
 
 
 def test_small_clients_share_the_held_out_examples(tmp_path):
