@@ -295,23 +295,14 @@ PATHS = {
 }
 ALGORITHM_MODULES = {path.split(":")[0] for path in PATHS}
 CLASSES = {path.split(":")[1] for path in PATHS}
-TABLES = {
-    "flwr_frl/common/algorithms.py",
-    "strategies/__init__.py",
-    "clients/__init__.py",
-}
-# All files except the table and those of the algorithms
+TABLES = {"flwr_frl/common/algorithms.py"}
+TABLES |= {f"{package}/__init__.py" for package in ("strategies", "clients")}
+# All files except these and those of the algorithms
 CENTRAL = [
     path
     for package in ("flwr_frl", "strategies", "clients")
     for path in FILES[package]
-    if module_of(path) not in ALGORITHM_MODULES
-    and place(path)
-    not in (
-        "flwr_frl/common/algorithms.py",
-        "strategies/__init__.py",
-        "clients/__init__.py",
-    )
+    if module_of(path) not in ALGORITHM_MODULES and place(path) not in TABLES
 ]
 # Allowed names of algorithms: defaults, and commands that the help shows
 DEFAULTS = {

@@ -2,7 +2,6 @@
 
 import numpy as np
 from client_messages import new_context
-from flwr.app import Context
 
 from flwr_frl.clients.device.state import PersonalState
 
@@ -14,10 +13,6 @@ def head(value: float) -> dict[str, np.ndarray]:
 def value_of(state: PersonalState) -> float | None:
     arrays = state.load()
     return None if arrays is None else float(arrays["head.weight"][0, 0])
-
-
-def rounds_in(context: Context) -> list[int]:
-    return sorted(int(name.split("-")[1]) for name in context.state)
 
 
 def rounds_on(directory) -> list[int]:

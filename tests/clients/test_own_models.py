@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from algorithm_runs import run_tiny
 from client_messages import new_context
 from flwr.app import Context, RecordDict
 from named_tasks import dashed
@@ -133,6 +134,16 @@ def test_a_model_with_a_boolean_mask(algorithm, write_module, tmp_path):
     arrays = load_file(tmp_path / algorithm / "checkpoint.safetensors")
     (mask,) = (v for n, v in arrays.items() if n.endswith("representation.mask"))
     assert mask.tolist() == [True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    "algorithm", ["fedrep", "fedavg-ft", "fedbabu", "fedala", "feddbe"]
+)
+def test_models_in_double_precision_can_be_trained(algorithm):
+    result = run_tiny(algorithm, task="cohort_tasks:doubles", fraction_train=1.0)
+    assert result.rows[-1]["evaluated"] == result.rows[-1]["clients"] == 5
+    shared = [a for n, a in result.arrays.items() if n.startswith("server/arrays/")]
+    assert {array.dtype.name for array in shared} == {"float64"}
 
 
 def test_an_invalid_partition_id_is_refused():

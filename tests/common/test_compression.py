@@ -58,7 +58,6 @@ def hoeffding(width, draws, events=1):
 # 00 00 00 40, 3.5 is 00 00 60 40, 3.0 is 00 00 40 40, -4.0 is 00 00 80 c0.
 
 
-QUANTISER = QSGD(2, scaled=True)
 HALVES = [0, 0.5, 0, 0, -0.5, 0.5, 0, 0.5]
 
 

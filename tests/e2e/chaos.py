@@ -33,7 +33,6 @@ WAVE = 12
 CLASSES, TRAIN, TEST = 10, 10, 10
 with (APP / "pyproject.toml").open("rb") as file:
     SETTINGS = tomllib.load(file)["tool"]["flwr"]["app"]["config"]
-ROUND_TIMEOUT = float(SETTINGS["round-timeout"])
 
 
 def plan(kills: int, seed: int) -> list[list[tuple[str, str]]]:

@@ -241,11 +241,3 @@ def test_rounds_of_the_result(protocol, last, rounds, text):
 def test_best_validation_never_chooses_by_test_results():
     rows = [row(1, 0.9, evaluated=2), row(2, 0.5, evaluated=2)]
     assert result_rows(rows, "best-validation", 10) == rows[1:]
-
-
-def test_evaluate_last_zero_reports_the_last_evaluated_round(tmp_path):
-    report = Report(settings_of(tmp_path, evaluate_last=0))
-    report.add(row(1, 0.3, evaluated=2))
-    report.add(row(2, 0.6, evaluated=2))
-    report.add(row(3))
-    assert report.finish({"a": {"accuracy": 0.6}})["accuracy"] == 0.6

@@ -1,15 +1,10 @@
 """Several seeds: their settings, and means and standard deviations over seeds."""
 
-import json
-
-import numpy as np
 import pytest
-from command_line import json_of
 from refusals import code_of
 
-from flwr_frl.common.settings import SettingsError, resolve
-from flwr_frl.results.results import write_json
-from flwr_frl.results.sweep import Sweep, combine, in_folder, over_seeds, points
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.results.sweep import Sweep, in_folder, over_seeds, points
 
 
 def planned(count, algorithms=("fedavg",), **given):
@@ -85,25 +80,6 @@ def test_means_and_sample_standard_deviations():
     protocols = [{"protocol": f"mean of last {n} rounds", "loss": None} for n in (3, 9)]
     text = "mean of last 3 rounds or mean of last 9 rounds"
     assert over_seeds(protocols) == {"protocol": text, "seeds": 2}
-
-
-def test_files_of_several_seeds(tmp_path):
-    for seed, accuracy in ((0, 0.25), (1, 0.75)):
-        folder = tmp_path / f"seed-{seed}"
-        (folder / "fedavg").mkdir(parents=True)
-        row = {"round": 1, "accuracy": accuracy, "train-loss": 1}
-        (folder / "fedavg" / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-        algorithms = {"fedavg": {"accuracy": accuracy, "rounds": 2}}
-        config = dict(resolve({"seed": seed, "output": str(folder)}))
-        write_json(
-            folder / "summary.json", {"algorithms": algorithms, "config": config}
-        )
-    summaries = combine(tmp_path, [0, 1])
-    deviation = np.std([0.25, 0.75], ddof=1)
-    assert summaries["fedavg"]["accuracy-std-seeds"] == pytest.approx(deviation)
-    written = json_of(tmp_path / "summary.json")
-    assert (written["algorithms"], written["seeds"]) == (summaries, [0, 1])
-    assert written["config"]["output"] == str(tmp_path)
 
 
 def test_the_points_of_a_grid():

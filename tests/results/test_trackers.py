@@ -2,7 +2,8 @@
 
 import pytest
 from function_clients import grid_of
-from inline_runs import kebab, rows_in
+from inline_runs import rows_in
+from named_tasks import dashed
 from recorders import Failing, Recorder
 from refusals import assert_says, code_of
 
@@ -19,7 +20,7 @@ def _nothing_told():
 def go(tmp_path, rounds=3, tracker="recorders:Recorder", **more):
     settings = {"output": str(tmp_path), "algorithm": "fedavg", "fraction-train": 1.0}
     settings |= {"num-server-rounds": rounds, "evaluate-every": 1, "tracker": tracker}
-    return serve(grid_of(4), server_settings(settings | kebab(more)))
+    return serve(grid_of(4), server_settings(settings | dashed(more)))
 
 
 def failures(caplog) -> list[str]:

@@ -27,14 +27,12 @@ from layered import (
 from paper_rounds import run_variant
 from seen_replies import round_of, seen
 from softmax_runs import CLASSES, DIMENSION, N, assert_near, draw, run
-from torch import nn
 
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import FedProto, FedTGP
 from flwr_frl.strategies.server.replies import InvalidReplyError, to_record
 from flwr_frl.task import ExampleSet
-from flwr_frl.task.models import MODELS
 
 TASK = {"task": "layered:layered"}
 PULL = 2.0
@@ -209,64 +207,18 @@ def test_median_covers_the_clients_that_have_the_class():
 
 # Different models per client
 
-TWO = {
-    "task": "digits",
-    "partition": "iid",
-    "client_models": "digits-cnn narrow",
-    "batch_size": 60,
-    "learning_rate": 0.02,
-    "representation_epochs": 1,
-}
 
-
-@pytest.fixture
-def narrow(monkeypatch):
-    """A model with as many features as digits-cnn."""
-
-    def build(shape, num_classes):
-        layers = [("flatten", nn.Flatten()), ("fc1", nn.Linear(64, 32))]
-        return [layers, [("fc2", nn.Linear(32, num_classes))]]
-
-    monkeypatch.setitem(MODELS, "narrow", build)
-
-
-def test_clients_with_two_architectures(narrow):
-    result = run("fedproto", 2, fraction_train=1.0, evaluate=True, **TWO)
-    means = []
-    for i, kept in enumerate(result.kept[-1]):
-        client = result.client(i, 2)
-        assert client.task.model_name == ("digits-cnn", "narrow")[i % 2]
-        assert kept.pop("classes.own").all()
-        assert set(kept) == set(client.task.initial_state)
-        model = client.task.initial_model()
-        model.load_state_dict({n: torch.tensor(a) for n, a in kept.items()})
-        examples = client.task.train_examples(i)
-        ((x, y),) = examples.batches(len(examples))
-        with torch.no_grad():
-            z = model.representation(x)
-        means.append(np.array([z[y == c].mean(0).numpy() for c in range(10)]))
-        ((x, y),) = client.task.test_examples(i).batches(1000)
-        with torch.no_grad():
-            z = model.eval().representation(x)
-        right = torch.cdist(z, torch.tensor(result.arrays[-1][MEANS])).argmin(1) == y
-        accuracy = right.float().mean().item()
-        assert result.metrics[-1][i]["accuracy"] == pytest.approx(accuracy)
-    expected = np.mean(means, axis=0)
-    np.testing.assert_allclose(result.arrays[-1][MEANS], expected, atol=1e-5)
-    assert set(result.kept[-1][0]) != set(result.kept[-1][1])
-
-
-def test_node_config_selects_the_model(narrow):
+def test_node_config_selects_the_model():
     def model_of(algorithm: str, node) -> str:
-        settings = resolve({"algorithm": algorithm, "client-models": "narrow"})
+        settings = resolve({"algorithm": algorithm, "client-models": "logistic"})
         context = Context(0, 0, {"client-name": "pi", **node}, RecordDict(), {})
         return client_setup(context, settings).run["model"]
 
     assert model_of("fedproto", {"model": "mlp"}) == "mlp"
     # Without a partition id, no entry of the list is assigned to the device.
     default = model_of("fedproto", {})
-    assert default != "narrow"
-    assert model_of("fedproto", {"partition-id": 0}) == "narrow"
+    assert default != "logistic"
+    assert model_of("fedproto", {"partition-id": 0}) == "logistic"
     # Only clients of FedProto may choose their model.
     assert model_of("fedavg", {"partition-id": 0, "model": "mlp"}) == default
 

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType
 from function_clients import grid_of, honest, partition_of, train_once
-from inline_runs import kebab, rows_of
+from inline_runs import rows_of
+from named_tasks import dashed
 from outsiders import Hooked
 
 from flwr_frl import running
@@ -19,7 +20,7 @@ from flwr_frl.strategies.server_app import server_settings
 def rows_after(tmp_path, name: str, grid: InlineGrid, **more) -> list[dict]:
     usual = {"algorithm": f"outsiders:{name}", "num-clients": 4, "fraction-train": 1.0}
     usual |= {"num-server-rounds": 4, "evaluate-every": 1, "output": str(tmp_path)}
-    return rows_of(server_settings(usual | kebab(more)), grid)
+    return rows_of(server_settings(usual | dashed(more)), grid)
 
 
 @pytest.mark.parametrize(

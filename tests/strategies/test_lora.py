@@ -6,7 +6,8 @@ import torch
 from algorithm_runs import run_tiny
 from lora_tasks import ADAPTERS, HEAD, SCALE, A, B, Reference, average
 from paper_rounds import run_variant
-from softmax_runs import STEPS, N, code_of, run, weights
+from refusals import code_of
+from softmax_runs import STEPS, N, run, weights
 
 from flwr_frl.clients.feddpa import FedDPAClient
 from flwr_frl.clients.fedsa_lora import FedSALoRAClient

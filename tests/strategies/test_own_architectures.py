@@ -246,7 +246,7 @@ SMALL = {"shared_model": "mlp-2"}
 
 @pytest.mark.parametrize(
     ("algorithm", "more"),
-    [(n, {}) for n in ("fd", "fedgh", "fedtgp", "local", "lg-fedavg")]
+    [(n, {}) for n in ("fd", "fedgh", "fedproto", "fedtgp", "local", "lg-fedavg")]
     + [(n, SMALL) for n in ("fml", "fedkd")]
     + [("fedmrl", {"shared_model": "narrow"})],
 )

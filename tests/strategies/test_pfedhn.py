@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord
+from refusals import code_of
 from softmax_runs import (
     CLASSES,
     DIMENSION,
@@ -11,7 +12,6 @@ from softmax_runs import (
     STEPS,
     N,
     assert_near,
-    code_of,
     gradient,
     loss_of,
     matrix,

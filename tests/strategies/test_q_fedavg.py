@@ -2,16 +2,8 @@
 
 import numpy as np
 import pytest
-from softmax_runs import (
-    RATE,
-    assert_near,
-    code_of,
-    loss_of,
-    matrix,
-    run,
-    start,
-    weights,
-)
+from refusals import code_of
+from softmax_runs import RATE, assert_near, loss_of, matrix, run, start, weights
 
 
 def numpy_q_fedavg(found, q):

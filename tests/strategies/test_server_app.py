@@ -7,62 +7,30 @@ import math
 import numpy as np
 import pytest
 from disks import full
-from flwr.app import (
-    ConfigRecord,
-    Context,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
-from inline_runs import kebab, rows_in
+from function_clients import START, averaging, grid_of, honest
+from inline_runs import rows_in
+from named_tasks import dashed
 
 from flwr_frl.common.settings import SettingsError, defaults, resolve
-from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import to_record
 from flwr_frl.strategies.server_app import make_app, serve, server_settings
-
-START = {"w": np.zeros(3)}
-
-
-def averaging() -> FedAvg:
-    return FedAvg(fraction_train=1.0)
-
-
-def client(message: Message, context: Context) -> Message:
-    """Add the partition id to the received arrays; a quarter of it is the accuracy."""
-    i = int(context.node_config["partition-id"])
-    kind = message.metadata.message_type
-    if kind == MessageType.QUERY:
-        about = {"client": f"{i:06d}", "structure": "", "num-examples": 5}
-        content = {"properties": ConfigRecord({**about, "num-test-examples": 2})}
-    elif kind == MessageType.TRAIN:
-        sent = message.content.array_records["arrays"]
-        arrays = {name: array.numpy() + i for name, array in sent.items()}
-        metrics = {"num-examples": 5, "train-loss": 1.0}
-        content = {"arrays": to_record(arrays), "metrics": MetricRecord(metrics)}
-    elif kind == MessageType.EVALUATE:
-        metrics = {"num-examples": 2, "loss": 0.5, "accuracy": i / 4}
-        content = {"metrics": MetricRecord(metrics)}
-    else:
-        content = {"arrays": to_record(START)}
-    return Message(RecordDict(content), reply_to=message)
 
 
 def rounds_of(strategy, rounds: range = range(1, 4), **options):
     rows: list[dict] = []
     final = run_rounds(
         strategy,
-        InlineGrid(client, 4),
+        grid_of(4),
         to_record(START),
         rounds,
         after_round=lambda r, arrays, metrics: rows.append(
-            {"round": r, "w": arrays["w"].numpy().tolist(), **metrics}
+            {"round": r, "b": arrays["b"].numpy().tolist(), **metrics}
         ),
         **options,
     )
@@ -70,43 +38,34 @@ def rounds_of(strategy, rounds: range = range(1, 4), **options):
 
 
 def test_mean_is_added_in_each_round():
-    # The mean of 0, 1, 2 and 3 is added three times.
+    # The mean of 1, 2, 3 and 4 is added three times.
     final, rows = rounds_of(averaging())
-    assert final["w"].numpy().tolist() == [4.5] * 3
-    assert [row["w"][0] for row in rows] == [1.5, 3.0, 4.5]
+    assert final["b"].numpy().tolist() == [7.5] * 4
+    assert [row["b"][0] for row in rows] == [2.5, 5.0, 7.5]
     assert [row["round"] for row in rows] == [1, 2, 3]
-    assert all(row["accuracy"] == 1.5 / 4 for row in rows)
-    assert all(row["loss"] == 0.5 for row in rows)
-    assert all(row["train-loss"] == 1.0 for row in rows)
+    assert all(row["accuracy"] == pytest.approx(0.15) for row in rows)
+    assert all(row["loss"] == 1.5 for row in rows)
+    assert all(row["train-loss"] == 2.0 for row in rows)
 
 
 def test_flower_s_own_fedavg_runs_as_well():
     strategy = FlowerFedAvg(min_train_nodes=4, min_evaluate_nodes=4)
     final, rows = rounds_of(strategy)
-    np.testing.assert_allclose(final["w"].numpy(), 4.5)
-    assert rows[0]["accuracy"] == pytest.approx(1.5 / 4)
+    # Flower weights by examples: the means of 1 to 4 and of 0 to 0.3 are 3 and 0.2.
+    np.testing.assert_allclose(final["b"].numpy(), 9)
+    assert rows[0]["accuracy"] == pytest.approx(0.2)
 
 
 def test_flower_s_differential_privacy_wraps_ours():
-    # Flower divides by the norm of an update, which must not be 0, so add 1.
-    def never_still(message: Message, context: Context) -> Message:
-        reply = client(message, context)
-        if message.metadata.message_type == MessageType.TRAIN:
-            record = reply.content.array_records["arrays"]
-            arrays = {name: array.numpy() + 1 for name, array in record.items()}
-            reply.content["arrays"] = to_record(arrays)
-        return reply
-
     for norm, expected in (
         # The norm is never reached: the mean of 1, 2, 3 and 4
         (1e6, 2.5),
-        # Clipped to norm 1, every update is (1, 1, 1)/√3.
-        (1.0, 1 / math.sqrt(3)),
+        # Clipped to norm 1, every update is 1/√10 in each of ten entries.
+        (1.0, 1 / math.sqrt(10)),
     ):
         strategy = DifferentialPrivacyServerSideFixedClipping(averaging(), 0.0, norm, 4)
-        arrays, grid = to_record(START), InlineGrid(never_still, 4)
-        final = run_rounds(strategy, grid, arrays, range(1, 4))
-        np.testing.assert_allclose(final["w"].numpy(), 3 * expected, rtol=1e-6)
+        final = run_rounds(strategy, grid_of(4), to_record(START), range(1, 4))
+        np.testing.assert_allclose(final["b"].numpy(), 3 * expected, rtol=1e-6)
 
 
 # Complete runs
@@ -114,7 +73,7 @@ def test_flower_s_differential_privacy_wraps_ours():
 
 def settings_of(tmp_path, **overrides):
     usual = {"output": str(tmp_path), "algorithm": "fedavg", "fraction-train": 1.0}
-    return resolve(usual | {"num-clients": 4} | kebab(overrides))
+    return resolve(usual | {"num-clients": 4} | dashed(overrides))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +90,7 @@ def test_evaluated_rounds_follow_the_settings(tmp_path, rounds, every, last, exp
     settings = settings_of(
         tmp_path, num_server_rounds=rounds, evaluate_every=every, evaluate_last=last
     )
-    summary = serve(InlineGrid(client, 4), settings)
+    summary = serve(grid_of(4), settings)
     rows = rows_in(tmp_path)
     assert [row["round"] for row in rows] == list(range(1, rounds + 1))
     assert [row["round"] for row in rows if "accuracy" in row] == expected
@@ -139,14 +98,14 @@ def test_evaluated_rounds_follow_the_settings(tmp_path, rounds, every, last, exp
 
 
 def test_clients_file_has_the_metrics_of_each_client(tmp_path):
-    serve(InlineGrid(client, 4), settings_of(tmp_path, num_server_rounds=2))
+    serve(grid_of(4), settings_of(tmp_path, num_server_rounds=2))
     clients = json.loads((tmp_path / "fedavg" / "clients.json").read_text())
     assert list(clients) == ["000000", "000001", "000002", "000003"]
     assert clients["000003"] == {
-        "loss": 0.5,
-        "accuracy": 0.75,
-        "num-examples": 5,
-        "num-test-examples": 2,
+        "loss": 3.0,
+        "accuracy": 0.3,
+        "num-examples": 4,
+        "num-test-examples": None,
         "last-round": 2,
     }
 
@@ -155,7 +114,7 @@ def test_run_without_valid_replies_ends_with_an_error(tmp_path):
     def broken(message: Message, context: Context) -> Message:
         if message.metadata.message_type == MessageType.TRAIN:
             raise RuntimeError("out of memory")
-        return client(message, context)
+        return honest(message, context)
 
     settings = settings_of(tmp_path, num_server_rounds=9, max_empty_rounds=3)
     with pytest.raises(SettingsError, match="no valid reply in 3 rounds in a row"):
@@ -173,7 +132,7 @@ def test_run_that_ended_with_an_error_can_be_resumed(tmp_path):
         training = message.metadata.message_type == MessageType.TRAIN
         if training and message.metadata.group_id != "1":
             raise RuntimeError("out of memory")
-        return client(message, context)
+        return honest(message, context)
 
     settings = settings_of(tmp_path, num_server_rounds=9, max_empty_rounds=3)
     with pytest.raises(SettingsError, match="no valid reply in 3 rounds in a row"):
@@ -181,7 +140,7 @@ def test_run_that_ended_with_an_error_can_be_resumed(tmp_path):
     assert settings["checkpoint-every"] == 0
     assert len(list(tmp_path.glob("**/checkpoint.safetensors"))) == 1
     resume = str(next(tmp_path.glob("**/checkpoint.safetensors")).parents[1])
-    serve(InlineGrid(client, 4), {**settings, "resume": resume})
+    serve(grid_of(4), {**settings, "resume": resume})
     assert [row["clients"] for row in rows_in(tmp_path)] == [4, 0, 0, 4, 4, 4, 4, 4, 4]
 
 
@@ -198,7 +157,7 @@ def test_rejected_and_unanswered_clients_are_named(tmp_path):
             ]
 
     def stale(message: Message, context: Context) -> Message:
-        reply = client(message, context)
+        reply = honest(message, context)
         if message.metadata.message_type == MessageType.TRAIN:
             reported = 1 if context.node_id == 2 else int(message.metadata.group_id)
             reply.content.metric_records["metrics"]["server-round"] = reported
@@ -289,6 +248,6 @@ def test_app_whose_checkpoint_cannot_be_written_fails(tmp_path, monkeypatch):
     monkeypatch.setattr("flwr_frl.strategies.server.checkpoint.write_atomically", full)
     config = {"algorithm": "fedavg", "num-server-rounds": 1, "output": str(tmp_path)}
     with pytest.raises(SettingsError, match="not written: fedavg/checkpoint") as error:
-        make_app()(InlineGrid(client, 4), Context(1, 0, {}, RecordDict(), config))
+        make_app()(grid_of(4), Context(1, 0, {}, RecordDict(), config))
     assert error.value.code == "output"
     assert "fedavg" in (tmp_path / "summary.json").read_text()

@@ -5,6 +5,7 @@ import shutil
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from inline_runs import rows_in
 from safetensors.numpy import load_file
 
 from flwr_frl.clients.client_app import make_app
@@ -17,21 +18,11 @@ CHECKPOINT = "checkpoint.safetensors"
 
 
 def settings_of(path, rounds: int, **more):
-    given = {
-        "algorithm": "fedrep",
-        "model": "mlp-2",
-        "num-clients": 5,
-        "num-server-rounds": rounds,
-        "fraction-train": 1.0,
-        "checkpoint-every": 1,
-        "evaluate-every": 1,
-        "output": str(path),
-        "head-epochs": 2,
-        "learning-rate": 0.05,
-        "batch-size": 150,
-        **more,
-    }
-    return resolve(given)
+    usual = {"algorithm": "fedrep", "model": "mlp-2", "num-clients": 5}
+    usual |= {"fraction-train": 1.0, "checkpoint-every": 1, "evaluate-every": 1}
+    usual |= {"head-epochs": 2, "learning-rate": 0.05, "batch-size": 150}
+    given = {"num-server-rounds": rounds, "output": str(path), **more}
+    return resolve({**usual, **given})
 
 
 def go(settings):
@@ -41,9 +32,7 @@ def go(settings):
 
 
 def rows_of(path, algorithm="fedrep"):
-    from flwr_frl.results.results import read_rows
-
-    return {r["round"]: r for r in read_rows(path / algorithm / "metrics.jsonl")}
+    return {row["round"]: row for row in rows_in(path, algorithm)}
 
 
 def heads_of(path, algorithm="fedrep"):

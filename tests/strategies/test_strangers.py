@@ -159,32 +159,6 @@ def test_training_loss_may_have_other_names_or_be_missing(name):
         assert "train-loss" not in reported
 
 
-def test_srpfl_works_with_clients_of_a_template(caplog):
-    template = Template()
-    strategy = SRPFL(FedRep(fraction_train=1.0), initial_nodes=2)
-    result = run(strategy, template)
-    counts = [result.train_metrics_clientapp[r]["clients"] for r in (1, 2)]
-    assert counts == [2, 4]
-    assert [m for m in caplog.messages if "the round closes" in m] == []
-
-
-# Runs without any valid reply
-
-
-def test_run_without_valid_replies_fails_with_the_reason():
-    def broken(message: Message, context: Context) -> Message:
-        raise RuntimeError("out\nof memory")
-
-    template = Template()
-    template.app = ClientApp()
-    template.app.train()(broken)
-    template.app.evaluate()(template.evaluate)
-    line = "in no round did a client's reply count: client [1-4]: is an error: .*"
-    with pytest.raises(SettingsError, match=f"^{line}out of memory") as caught:
-        run(FedRep(), template)
-    assert "\n" not in str(caught.value)
-
-
 def test_flute_needs_the_classes_of_clients():
     line = "in no round did a client's reply count: client 4: its classes are ''; they"
     with pytest.raises(SettingsError, match=f"^{line}") as caught:

@@ -152,9 +152,6 @@ def test_missing_additional_arrays_are_an_error(name: str) -> None:
     assert caught.value.code == "initial-arrays"
 
 
-# Query handlers
-
-
 # Arguments of Flower's FedAvg
 
 

@@ -3,7 +3,8 @@
 import pytest
 import softmax_runs
 import torch
-from softmax_runs import CLASSES, DIMENSION, assert_near, code_of, example_sets, run
+from refusals import code_of
+from softmax_runs import CLASSES, DIMENSION, assert_near, example_sets, run
 from torch import nn
 
 from flwr_frl.clients.algorithms import client_class

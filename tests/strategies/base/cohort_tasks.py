@@ -31,6 +31,16 @@ def dense(num_clients: int = N) -> ExampleTask:
     return task_of(model, (6,))
 
 
+def doubles(num_clients: int = N) -> ExampleTask:
+    """As `dense`, in float64."""
+    task = dense()
+    train, test = (
+        [ExampleSet(s.inputs.double(), s.targets) for s in sets]
+        for sets in (task.train, task.test)
+    )
+    return replace(task, model=lambda: dense().model().double(), train=train, test=test)
+
+
 def normalised(num_clients: int = N) -> ExampleTask:
     """A model with batch norms before and after a convolution."""
 

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from named_tasks import dashed
+
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import Settings, resolve
 from flwr_frl.results.results import Row, read_rows
@@ -12,14 +14,9 @@ from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server_app import serve
 
 
-def kebab(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings with ``-`` in place of ``_`` in their names."""
-    return {name.replace("_", "-"): value for name, value in settings.items()}
-
-
 def settings_of(usual: Mapping[str, Any], /, **more: Any) -> Settings:
     """Return all settings: the usual ones, changed by keyword arguments."""
-    return resolve({**usual, **kebab(more)})
+    return resolve({**usual, **dashed(more)})
 
 
 def rows_of(settings: Settings, grid: InlineGrid | None = None) -> list[Row]:

@@ -1,10 +1,10 @@
 """Clients that send invalid replies, and the reasons that the server logs."""
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from claimed_arrays import BAD_ARRAYS, claimed, npy, npy_with_header
 from flwr.app import (
     Array,
     ArrayRecord,
@@ -16,7 +16,7 @@ from flwr.app import (
     MetricRecord,
     RecordDict,
 )
-from function_clients import START, Client, honest, partition_of, reply_with
+from function_clients import Client, honest, partition_of, reply_with
 
 from flwr_frl.strategies.server.replies import to_record
 
@@ -26,12 +26,6 @@ def honest_arrays(message: Message, context: Context) -> dict[str, np.ndarray]:
     return {name: array.numpy() for name, array in record.items()}
 
 
-def npy(array: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=True)
-    return buffer.getvalue()
-
-
 class Trap:
     """Creates a file when it is unpickled."""
 
@@ -39,6 +33,9 @@ class Trap:
 
     def __reduce__(self):
         return (Path.touch, (self.path,))
+
+
+TRAPS = np.array([[Trap()] * 3] * 2, dtype=object)
 
 
 def changed(change: Callable[[dict], dict | ArrayRecord]) -> Client:
@@ -78,10 +75,6 @@ def replaced(array: Callable[[], Array]) -> Client:
     return changed(change)
 
 
-def claimed(data: bytes) -> Array:
-    return Array(dtype="float32", shape=(2, 3), stype="numpy.ndarray", data=data)
-
-
 def error_reply(message: Message, _: Context) -> Message:
     return Message(Error(2, "it\nbroke"), reply_to=message)
 
@@ -118,13 +111,9 @@ MALFORMED: dict[str, Client] = {
     "large attachments": with_records(
         lambda c: c.update({"bytes": ConfigRecord({"x": bytes(2**25)})})
     ),
-    "huge": replaced(lambda: claimed(npy(START["w"]) + bytes(10_000_000))),
-    "unreadable header": replaced(
-        lambda: claimed(b"\x93NUMPY\x01\x00\x0b\x00{'descr': (" + bytes(24))
-    ),
-    "pickled objects": replaced(
-        lambda: claimed(npy(np.array([[Trap()] * 3] * 2, dtype=object)))
-    ),
+    "huge": replaced(lambda: BAD_ARRAYS["huge"]),
+    "unreadable header": replaced(lambda: claimed(npy_with_header("{'descr': ("))),
+    "pickled objects": replaced(lambda: claimed(npy(TRAPS, allow_pickle=True))),
     "two metrics": with_records(lambda c: c.update({"more": MetricRecord({"x": 1})})),
     "nan loss": with_metrics(num_examples=1, train_loss=float("nan")),
     "nan examples": with_metrics(num_examples=float("nan"), train_loss=1.0),

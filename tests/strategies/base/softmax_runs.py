@@ -5,13 +5,12 @@ shuffling does not matter and an epoch is one step. Clients differ in their numb
 examples and in the distribution of their labels given the inputs.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from torch import nn
@@ -20,7 +19,7 @@ from flwr_frl.clients.algorithms import client_setup, complete
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.setup import build_client
-from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
@@ -339,10 +338,3 @@ def assert_same(found: Arrays, expected: Arrays) -> None:
     for name, value in found.items():
         assert value.dtype == expected[name].dtype
         assert value.tobytes() == expected[name].tobytes(), name
-
-
-def code_of(call: Callable[[], object]) -> str:
-    """Return the code of the error that a call raises."""
-    with pytest.raises(SettingsError) as error:
-        call()
-    return error.value.code

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Message
+from softmax_runs import round_of
 
 from flwr_frl.clients.algorithms import client_setup, complete
 from flwr_frl.clients.client_app import make_app
@@ -43,11 +44,6 @@ GOSSIP = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 def name_of(i: int) -> str:
     return f"{i:06d}"
-
-
-def round_of(message: Message) -> int:
-    config = message.content.config_records.get("config", {})
-    return int(config.get("server-round", 0))
 
 
 def away(node: int, server_round: int) -> bool:

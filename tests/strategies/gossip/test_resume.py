@@ -4,18 +4,14 @@ import json
 
 import numpy as np
 import pytest
+from command_line import Killed, die_in
 from gossip_network import GOSSIP, RING, N, Network, name_of, round_of
 
 from flwr_frl import cli, running
-from flwr_frl.results.report import Report
 from flwr_frl.results.results import read_rows
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.checkpoint import State
-
-
-class Killed(BaseException):
-    """Ends a run like ``kill -9``: nothing is written afterwards."""
 
 
 class Leaky(InlineGrid):
@@ -54,15 +50,8 @@ def test_run_with_queued_messages_resumes_after_a_stop_or_a_crash(
     rows_after(tmp_path / "b", algorithm, 5)
     stopped = rows_after(tmp_path / "b", algorithm, 9, resume=True)
     # After a crash in round 8, the run resumes from round 5.
-    add = Report.add
-
-    def crash(report: Report, row: dict, clients: dict) -> None:
-        if row["round"] == 8:
-            raise Killed
-        add(report, row, clients)
-
     with monkeypatch.context() as patched:
-        patched.setattr(Report, "add", crash)
+        die_in(patched, 8)
         with pytest.raises(Killed):
             rows_after(tmp_path / "c", algorithm, 9)
     crashed = rows_after(tmp_path / "c", algorithm, 9, resume=True)

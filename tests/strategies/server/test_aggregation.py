@@ -21,6 +21,7 @@ from flwr_frl.strategies.server.aggregation import (
     RULES,
     assumed_byzantine,
     clip,
+    geometric_median,
     make_rule,
     multi_krum,
 )
@@ -97,6 +98,10 @@ def test_counters_have_no_part_in_norms_and_distances() -> None:
     assert combined["w"].tolist() == [(1 + 2 + 2) / 3]
     assert combined["n"] == 130
     assert combined["n"].dtype == np.int64
+    # The geometric median is that of the weights, too.
+    combined = geometric_median([1.0] * 3, replies, sent)
+    assert combined["w"] == pytest.approx([2], abs=1e-5)
+    assert combined["n"] == 130
     # Multi-Krum drops the reply whose weight is far away, whatever its counter.
     honest = [(0.1, 120), (0.2, 180), (0.3, 240), (0.2, 300)]
     combined = multi_krum([1.0] * 5, counted(*honest, (-9.0, 210)), sent, 0.2)

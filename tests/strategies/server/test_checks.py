@@ -128,15 +128,7 @@ def test_invalid_metrics_are_rejected(said: dict) -> None:
 
 def test_strict_json_writes_non_finite_numbers_as_null() -> None:
     text = strict_json({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": -math.inf}})
-
-    def refuse(name: str) -> None:
-        raise AssertionError(name)
-
-    assert json.loads(text, parse_constant=refuse) == {
-        "a": None,
-        "b": [None, 1.5],
-        "c": {"d": None},
-    }
+    assert json.loads(text) == {"a": None, "b": [None, 1.5], "c": {"d": None}}
 
 
 # Overflow
