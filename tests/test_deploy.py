@@ -155,11 +155,8 @@ def test_device_init_writes_key_config_and_units(words, tmp_path, capsys):
     }
     environment = f"SUPERLINK=server.lan:8443\nNODE_CONFIG={folder / 'node.toml'}\n"
     assert (folder / "supernode.env").read_text() == environment
-    units = {unit: (folder / unit).read_text() for unit in UNITS}
-    for text in units.values():
-        assert "/opt/" not in text
-        assert "/etc/flwr-frl" not in text
-    assert f"PATH={DEPLOY / 'warm'}:{Path(sys.executable).parent}:" in units[UNITS[0]]
+    units = [(folder / unit).read_text() for unit in UNITS]
+    assert not re.search("/opt/|/etc/flwr-frl", "".join(units))
     # The second device of a folder would lose the key of the first.
     before = tree(tmp_path)
     assert cli.main(words) == 2
@@ -182,7 +179,6 @@ def test_device_init_writes_key_config_and_units(words, tmp_path, capsys):
         ("pi", f"--ca {SCRIPT}", "certificates.sh'; expected the file ca.crt"),
         ("pi", "--ca nowhere", "No such file or directory: 'nowhere'"),
         ("pi", "--user n-one", "user is 'n-one'; expected a user of this system"),
-        ("pi", "--key k", "unrecognized arguments: --key k; see --help"),
     ],
 )
 def test_device_init_refuses_other_options(

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import STEADY, json_of, one_error, rows_of, run, tree
+from command_line import STEADY, json_of, one_error, rows_of, run
 from flwr.app import Context, RecordDict
 
 from flwr_frl import cli
@@ -33,16 +33,13 @@ def test_a_server_forgets_a_client_and_can_go_on(algorithm, tmp_path, capsys):
     assert run(out, algorithm, "--rounds", "2", **settings) == 0
     _, shared, state = read(place / FILE)
     rows, clients = [*read_journal(journal)], json_of(place / "clients.json")
-    copy = tmp_path / FILE
-    shutil.move(place / FILE, copy)
-    (place / FILE).symlink_to(copy)
     # A link is not followed.
-    assert remove(out) == 0
-    assert len(read(copy).state) == len(state)
-    (place / FILE).unlink()
-    shutil.copy(copy, place / FILE)
+    copy = shutil.copy(place / FILE, tmp_path)
+    (out / "linked").mkdir()
+    (out / "linked" / FILE).symlink_to(copy)
     assert remove(out) == 0
     assert str(place / FILE) in capsys.readouterr().out
+    assert read(Path(copy)).state.keys() == state.keys()
 
     about, means, left = read(place / FILE)
     assert left.keys() == state.keys() - of(GONE, state)
@@ -56,12 +53,8 @@ def test_a_server_forgets_a_client_and_can_go_on(algorithm, tmp_path, capsys):
     for now, row in zip(read_journal(journal), rows, strict=True):
         del row["client-metrics"][GONE]
         assert now == row
-    before = tree(out)
     assert remove(out) == 2
-    assert "NAME is '000001'; expected a client with" in one_error(
-        capsys.readouterr().err
-    )
-    assert tree(out) == before
+    assert "NAME is '000001'; expected a client" in one_error(capsys.readouterr().err)
     # In simulation the client is still there: it begins anew.
     assert run(out, algorithm, "--rounds", "3", resume=str(out), **settings) == 0
     assert rows_of(out, algorithm)[-1]["clients"] == 5
@@ -79,18 +72,15 @@ def test_a_device_forgets_its_heads_only(tmp_path, capsys):
 
     first, second, other = save("pi.1", ""), save("pi.1", "birds"), save("pi", "birds")
     (second / "notes.txt").write_text("mine")
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "elsewhere" / "pi%2E1").symlink_to(first)
-    linked = tmp_path / "state" / "link"
-    linked.symlink_to(other.parent)
-    assert remove(tmp_path / "elsewhere", "pi.1") == 2
+    # A link to a folder is not followed.
+    (other / "pi%2E1").symlink_to(second)
+    assert remove(other, "pi.1") == 2
     assert "NAME is 'pi.1'" in one_error(capsys.readouterr().err)
-    assert len(list(other.iterdir())) == 2
     assert remove(tmp_path / "state", "pi.1") == 0
     assert "removed pi.1 from 4 files" in capsys.readouterr().out
     assert not first.exists()
     assert [path.name for path in second.iterdir()] == ["notes.txt"]
-    assert len(list(other.iterdir())) == 2
+    assert len(list(other.iterdir())) == 3
 
 
 def test_a_run_in_progress_and_a_damaged_file_are_refused(tmp_path, capsys):
