@@ -1,7 +1,6 @@
 """The files with which a version is published agree with ``pyproject.toml``."""
 
 import re
-import sys
 import tomllib
 from pathlib import Path
 
@@ -51,7 +50,6 @@ def test_the_notebooks_for_colab_are_the_tutorials():
         first, *cells = notebooks.notebook(path).cells
         text = path.read_text()
         assert f'"flwr-frl[simulation]=={PROJECT["version"]}"' in first.source
-        assert "google.colab" not in sys.modules
         exec(first.source.replace("%pip", "raise SystemExit #"))
         sources = {kind: [] for kind in ("code", "markdown")}
         for cell in cells:
@@ -69,8 +67,6 @@ def test_the_notebooks_for_colab_are_the_tutorials():
 def test_the_page_of_tested_versions_is_current():
     written = versions.PAGE.read_text(encoding="utf-8")
     assert written == versions.page(), "run `python -m docs.versions`"
-    rows = [line.split(" | ") for line in written.splitlines() if "not run" in line]
-    assert all("passed" not in row[-1] for row in rows)
 
 
 def test_ci_tests_the_oldest_versions_that_the_project_allows():

@@ -152,6 +152,12 @@ def test_missing_additional_arrays_are_an_error(name: str) -> None:
     assert caught.value.code == "initial-arrays"
 
 
+@pytest.mark.parametrize("name", ["IFCA", "DPSGD"])
+def test_the_error_about_clients_of_another_app_names_the_remedy(name: str) -> None:
+    with pytest.raises(SettingsError, match='clientapp "flwr_frl'):
+        run(OURS.format(name), f"{name}()")
+
+
 # Arguments of Flower's FedAvg
 
 
