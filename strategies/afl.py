@@ -3,10 +3,10 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from flwr_frl.common.messages import RECEIVED_LOSS
 from flwr_frl.common.settings import require, setting
+from flwr_frl.common.simplex import nearest_in_simplex
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Reply, Round
@@ -74,13 +74,6 @@ class AFL(Strategy, client="flwr_frl.clients.afl:AFLClient", uses_mean="only"):
         share = len(mixture) / len(round.replies)
         g = {r.client: share * r.metrics[RECEIVED_LOSS] for r in round.replies}
         moved = [value + self.afl_rate * g.get(n, 0) for n, value in mixture.items()]
-        projected = project(np.array(moved)).tolist()
+        projected = nearest_in_simplex(np.array([moved]))[0].tolist()
         self.state[MIXTURE] = dict(zip(mixture, projected, strict=True))
         return round.arrays if mean is None else mean
-
-
-def project(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Return the nearest point of the simplex (Duchi et al., ICML 2008)."""
-    ordered = np.sort(values)[::-1]
-    excess = (np.cumsum(ordered) - 1) / np.arange(1, len(values) + 1)
-    return np.asarray(np.maximum(values - excess.max(), 0.0))

@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 
 from flwr_frl.common.compression import Compressor, Identity
+from flwr_frl.common.simplex import nearest_in_simplex
 
 Float64s = NDArray[np.float64]
 Pairs = NDArray[np.int64]
@@ -118,17 +119,12 @@ def nearest(x: Float64s, shape: Shape, radius: float) -> Float64s:
     radius : float
         r > 0. The first two sets are the whole space if it is ∞.
     """
-    if radius == math.inf:
+    if radius == math.inf or not x.size:
         return x
     if shape == "box":
         return np.clip(x, -radius, radius)
     if shape == "simplex":
-        # max(0, x − θ), θ from the largest entries (Held, Wolfe and Crowder, 1974).
-        entries = np.arange(1, x.shape[1] + 1)
-        largest = -np.sort(-x, axis=1)
-        theta = (largest.cumsum(axis=1) - radius) / entries
-        last = (largest > theta).sum(axis=1, keepdims=True) - 1
-        return np.maximum(x - np.take_along_axis(theta, last, axis=1), 0)
+        return nearest_in_simplex(x, radius)
     norms = np.sqrt(dot(x, x))
     return x * (radius / np.maximum(norms, radius))[:, None]
 

@@ -6,7 +6,7 @@ from paper_rounds import assert_same_arrays
 from scipy.optimize import brentq
 from softmax_runs import N, assert_near, loss_of, matrix, mean, run, start
 
-from flwr_frl.strategies.afl import project
+from flwr_frl.common.simplex import nearest_in_simplex
 
 
 def nearest(values):
@@ -59,4 +59,10 @@ def test_rate_zero_gives_fedavg():
 @pytest.mark.parametrize("values", [[0.2, 0.3, 0.5], [3, -1, 0.5], [0.4, 0.9, 0.8, 0]])
 def test_projection_equals_the_root(values):
     values = np.array(values)
-    np.testing.assert_allclose(project(values), nearest(values), atol=1e-12)
+    found = nearest_in_simplex(values[None])[0]
+    np.testing.assert_allclose(found, nearest(values), atol=1e-12)
+
+
+def test_projection_of_a_huge_loss_sums_to_one():
+    points = nearest_in_simplex(np.array([[3e38, 0.2, 0.2], [-3e38, 0.2, 0.4]]))
+    np.testing.assert_allclose(points, [[1, 0, 0], [0, 0.4, 0.6]], atol=1e-12)

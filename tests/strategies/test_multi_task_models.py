@@ -195,6 +195,14 @@ def test_nodes_equal_a_loop_in_numpy(given, expected, tolerance):
     assert rows[-1]["iterations"] == 25
 
 
+@pytest.mark.parametrize(("part", "sums"), [("all", 2), ("head", 2 * 2)])
+def test_nodes_stay_in_a_simplex(part, sums):
+    states, _ = run(4, feasible_set="simplex", radius=2.0, constrained_part=part)
+    raw = np.concatenate([state["raw"] for state in states])
+    assert raw.min() >= 0
+    np.testing.assert_allclose(raw.sum(1), sums)
+
+
 def test_bounds_of_edges_equal_numpy_and_must_fit_the_graph(tmp_path):
     file = tmp_path / "bounds"
     lines = [f"{j} {i} {bound}" for (i, j), bound in BOUNDS.items()]
