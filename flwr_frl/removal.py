@@ -102,16 +102,16 @@ def _of_checkpoint(content: checkpoint.Content, name: str) -> checkpoint.Content
     about, shared, arrays = content
     values = _below(about["values"], name)
     values["state"] = _below(values["state"], name)
-    # The paths of clients' arrays are group, client and array.
+    # The paths of clients' arrays begin with a group and the client.
     paths = values["paths"].items()
-    values["paths"] = {n: p for n, p in paths if len(p) < 3 or p[1] != name}
+    values["paths"] = {n: p for n, p in paths if p[1:2] != [name]}
     left = {n: arrays[n] for n in about["state-names"] if n in values["paths"]}
     about = {**about, "values": values, "state-names": [*left]}
     return checkpoint.Content(about, shared, left)
 
 
 def _below(tree: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a dict whose entries lack a client's entry."""
+    """Return a dict whose entries lack a client's entries."""
     return {
         n: part if n in OTHERS else _without(part, name) for n, part in tree.items()
     }
@@ -120,4 +120,5 @@ def _below(tree: dict[str, Any], name: str) -> dict[str, Any]:
 def _without(part: Any, name: str) -> Any:
     if not isinstance(part, dict):
         return part
-    return {n: value for n, value in part.items() if n != name}
+    # Clients may also have entries of each other.
+    return {n: _without(value, name) for n, value in part.items() if n != name}

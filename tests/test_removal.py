@@ -25,7 +25,7 @@ def of(name: str, names: dict[str, object]) -> set[str]:
     return {each for each in names if name in each.split("/")}
 
 
-@pytest.mark.parametrize("algorithm", ["flute", "fedfomo", "l2gd", "dpsgd"])
+@pytest.mark.parametrize("algorithm", ["flute", "fedfomo", "fedcac", "l2gd", "dpsgd"])
 def test_a_server_forgets_a_client_and_can_go_on(algorithm, tmp_path, capsys):
     out = tmp_path / "results"
     place, journal = out / algorithm, out / algorithm / "metrics.jsonl"
@@ -47,6 +47,9 @@ def test_a_server_forgets_a_client_and_can_go_on(algorithm, tmp_path, capsys):
     for name, value in {**left, **means}.items():
         np.testing.assert_array_equal(value, {**state, **shared}[name], strict=True)
     assert GONE not in about["values"]["acknowledged"]
+    # FedFomo's clients also have affinities to each other.
+    affinity = about["values"]["state"].get("affinity", {})
+    assert not any(GONE in others for others in affinity.values())
     assert json_of(place / "clients.json") == {
         name: metrics for name, metrics in clients.items() if name != GONE
     }
