@@ -47,7 +47,8 @@ def strategy_class(settings: Settings) -> type[Algorithm]:
     path = str(settings["algorithm"])
     if not is_path(path):
         if path not in ALGORITHMS:
-            raise unknown("algorithm", path, ALGORITHMS, others="package.module:Class")
+            others = "package.module:Class"
+            raise unknown("algorithm", path, ALGORITHMS, "flwr-frl --list", others)
         path = ALGORITHMS[path][0]
     path = CASES.get((path, str(settings["task"])), path)
     kind = load(path, "algorithm")

@@ -35,7 +35,7 @@ fedavg dpsgd @ server-optimizer='adam' => ~dpsgd: server-optimizer is 'adam'
 --task linear @ rank=11 => rank
 @ cache-dir='file' => cache-dir
 --output '' => ~output is ''; expected a directory
-FedAvg => ~did you mean 'fedavg'? known: apfl,
+FedAvg => ~did you mean 'fedavg'? known: see flwr-frl --list
 outsiders:Nobody => algorithm
 outsiders: => algorithm
 --num-clients 5 => command-line
