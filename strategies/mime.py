@@ -8,7 +8,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common.messages import CONTROL
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedrep import mean_statistic
 from flwr_frl.strategies.server.replies import Arrays, to_record
@@ -25,8 +25,8 @@ class Mime(Strategy, client="flwr_frl.clients.mime:MimeClient", uses_mean="also"
     Each round has two exchanges. In the first, a query, the sampled clients send the
     gradients of all their examples at x, whose mean is c; in the second they receive x,
     m and c and train. Metrics do not count the bytes of the first. ``aggregation`` and
-    ``weighting`` apply to both. If no client answers the query, c of the last round is
-    used, which is 0 at first.
+    ``weighting`` apply to both. If no client answers the query with a gradient of the
+    model's size, c of the last round is used, which is 0 at first.
     """
 
     def configure_train(
@@ -37,6 +37,9 @@ class Mime(Strategy, client="flwr_frl.clients.mime:MimeClient", uses_mean="also"
         if nodes:
             try:
                 c = mean_statistic(self, grid, GRADIENT, nodes, arrays)
+                last = arrays.get(C, c)
+                fits = (c.shape, str(c.dtype)) == (tuple(last.shape), str(last.dtype))
+                require(fits, GRADIENT, c.shape, f"one of shape {tuple(last.shape)}")
                 arrays = ArrayRecord({**arrays, **to_record({C: c})})
             except SettingsError as error:
                 log(WARNING, "the last gradient is used again: %s", error)

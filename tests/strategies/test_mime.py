@@ -101,11 +101,13 @@ def test_correction_removes_the_noise_of_batches():
         assert_near(matrix(arrays), x)
 
 
-def test_round_without_gradients_uses_the_last_ones(monkeypatch, caplog):
-    def nothing_sent(*arguments):
-        raise SettingsError("no client has sent its gradient")
+def nothing_sent(*arguments):
+    raise SettingsError("no client has sent its gradient")
 
-    monkeypatch.setattr("flwr_frl.strategies.mime.mean_statistic", nothing_sent)
+
+@pytest.mark.parametrize("answer", [nothing_sent, lambda *_: np.ones(3, np.float32)])
+def test_round_without_gradients_uses_the_last_ones(answer, monkeypatch, caplog):
+    monkeypatch.setattr("flwr_frl.strategies.mime.mean_statistic", answer)
     arrays = run("mime", 2, momentum=BETA).arrays[-1]
     assert "the last gradient is used again" in caplog.text
     # It is 0 at first.
