@@ -5,14 +5,12 @@ from typing import Any
 import numpy as np
 
 from flwr_frl.common.messages import RECEIVED_LOSS
-from flwr_frl.common.settings import require, setting
+from flwr_frl.common.settings import setting
 from flwr_frl.common.simplex import nearest_in_simplex
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Reply, Round
 
-# Settings that allow one value only.
-ONLY = {"weighting": "uniform", "aggregation": "mean"}
 # Key of λ, by client, in the strategy's state.
 MIXTURE = "mixture"
 
@@ -39,13 +37,11 @@ class AFL(Strategy, client="flwr_frl.clients.afl:AFLClient", uses_mean="only"):
     """
 
     afl_rate: float = setting(0.01, ge=0)
+    _only = ("weighting", "uniform"), ("aggregation", "mean")
+    _because = "AFL learns the weights of the mean"
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        for name, only in ONLY.items():
-            value = getattr(self.settings, name)
-            allowed = f"{only} for AFL, which learns the weights of the mean"
-            require(value == only, name, value, allowed)
         self.state[MIXTURE] = {}
 
     def begin(self, round: Round) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from logging import INFO, WARNING
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import numpy as np
 from flwr.app import (
@@ -124,6 +124,9 @@ class Strategy(Algorithm, uses_mean="only"):
 
     _settings_type = StrategySettings
     settings: StrategySettings
+    # Values that settings must have, and why
+    _only: ClassVar[tuple[tuple[str, object], ...]] = ()
+    _because: ClassVar[str] = ""
 
     def __init__(
         self,
@@ -141,6 +144,10 @@ class Strategy(Algorithm, uses_mean="only"):
         valid = not noise or type(self).weights is Strategy.weights
         require(valid, "server-dp-noise", noise, "0: the algorithm weights clients")
         check_settings(settings, self._traits, type(self).__name__)
+        for name, only in self._only:
+            value = getattr(settings, name)
+            allowed = f"{only}: {self._because}"
+            require(value == only, name.replace("_", "-"), value, allowed)
         require_all_of_noise("server-dp", noise, clip, settings.server_dp_delta)
         self.state: dict[str, Any] = {}
         self._personal = (personal,) if isinstance(personal, str) else tuple(personal)
@@ -236,8 +243,7 @@ class Strategy(Algorithm, uses_mean="only"):
         SettingsError
             If no client sends any.
         """
-        nodes = self._identify(grid)
-        arrays = self._run.clients.initial_arrays(grid, nodes)
+        arrays = self._run.clients.initial_arrays(grid, self._identify(grid))
         if self._run.privacy:
             check_no_counters(arrays, self.settings.server_dp_noise)
         return arrays
@@ -484,8 +490,7 @@ class Strategy(Algorithm, uses_mean="only"):
         arrays = self._aggregated(round) if round.replies else None
         if arrays is not None:
             for reply in round.replies if self._personal else ():
-                kept = self.state.setdefault(PERSONAL, {})
-                kept[reply.client] = reply.personal()
+                self.state.setdefault(PERSONAL, {})[reply.client] = reply.personal()
             metrics |= self.metrics(round)
             asked_in = {
                 r.client: round.asked_in.get(r.node, round.number)

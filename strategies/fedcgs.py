@@ -1,13 +1,10 @@
 """FedCGS (Guan et al., 2025) and Fed3R (Fanì et al., ICML 2024): heads in one round."""
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.common.settings import require, setting
+from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.client_state_mean import ONLY
 from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Round
 
@@ -42,13 +39,8 @@ class Fed3R(
     """
 
     ridge: float = setting(0.01, gt=0)
-
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        for name, only in ONLY.items():
-            value = getattr(self.settings, name)
-            allowed = f"{only}, as the head is computed from sums"
-            require(value == only, name.replace("_", "-"), value, allowed)
+    _only = ("weighting", "uniform"), ("aggregation", "mean"), ("server_dp_noise", 0)
+    _because = "the head is computed from sums"
 
     def begin(self, round: Round) -> None:
         """Expect statistics instead of a model."""

@@ -1,12 +1,9 @@
 """FedNova (Wang et al., NeurIPS 2020): averaging normalised by local steps."""
 
-from typing import Any
-
 import numpy as np
 
 from flwr_frl.common.arrays import is_parameter
 from flwr_frl.common.messages import GRADIENT_WEIGHT
-from flwr_frl.common.settings import require
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError, rounded_to
 from flwr_frl.strategies.server.round import Reply, Round
@@ -24,10 +21,8 @@ class FedNova(Strategy, client="flwr_frl.clients.fednova:FedNovaClient"):
     The server cannot verify a_i, so the plain mean is the only ``aggregation``.
     """
 
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        rule, allowed = self.settings.aggregation, "mean: clients report their steps"
-        require(rule == "mean", "aggregation", rule, allowed)
+    _only = (("aggregation", "mean"),)
+    _because = "clients report their steps"
 
     def check_reply(self, reply: Reply) -> None:
         """Reject replies without a_i, or with one below 1."""
@@ -50,6 +45,5 @@ class FedNova(Strategy, client="flwr_frl.clients.fednova:FedNovaClient"):
         scale = (plain @ steps) * (plain @ (1 / steps)) / plain.sum() ** 2
         for name in filter(lambda name: is_parameter(name, mean[name]), mean):
             change = np.subtract(mean[name], before[name], dtype=np.float64)
-            moved = mean[name] + (scale - 1) * change
-            mean[name] = rounded_to(mean[name].dtype, moved)
+            mean[name] = rounded_to(mean[name].dtype, mean[name] + (scale - 1) * change)
         return mean

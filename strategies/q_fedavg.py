@@ -1,18 +1,12 @@
 """q-FedAvg (Li et al., ICLR 2020): fair resource allocation."""
 
-from typing import Any
-
 import numpy as np
 
 from flwr_frl.common.arrays import is_parameter
 from flwr_frl.common.messages import NORMALIZER
-from flwr_frl.common.settings import require
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Round
-
-# Settings that allow one value only.
-ONLY = {"aggregation": "mean", "server_dp_noise": 0}
 
 
 class QFedAvg(
@@ -33,12 +27,8 @@ class QFedAvg(
     mean is the only ``aggregation``, without ``server-dp-noise``.
     """
 
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        for name, only in ONLY.items():
-            value = getattr(self.settings, name)
-            allowed = f"{only} for q-FedAvg, whose steps are quotients of two means"
-            require(value == only, name.replace("_", "-"), value, allowed)
+    _only = ("aggregation", "mean"), ("server_dp_noise", 0)
+    _because = "steps are quotients of two means"
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Divide the mean of the −Δ_k by that of the h_k, and keep no h_k."""

@@ -9,13 +9,9 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common.messages import IN_MEAN
-from flwr_frl.common.settings import require
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
 from flwr_frl.strategies.server.round import Round
-
-# Settings that allow one value only.
-ONLY = {"weighting": "uniform", "aggregation": "mean", "server_dp_noise": 0}
 
 
 class ClientStateMean(Strategy, replies_are_changes=True, uses_mean="only"):
@@ -30,12 +26,11 @@ class ClientStateMean(Strategy, replies_are_changes=True, uses_mean="only"):
     restored from a backup. The mean begins anew then.
     """
 
+    _only = ("weighting", "uniform"), ("aggregation", "mean"), ("server_dp_noise", 0)
+    _because = "the mean is that of what all clients keep"
+
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        for name, only in ONLY.items():
-            value = getattr(self.settings, name)
-            allowed = f"{only}, as the mean is that of what all clients keep"
-            require(value == only, name.replace("_", "-"), value, allowed)
         # Names of the clients whose state is in the mean.
         self.in_mean: dict[str, bool] = self.state.setdefault("in_mean", {})
         # Names of all clients seen so far.
