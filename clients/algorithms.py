@@ -149,8 +149,7 @@ def _node_setup(run: Resolved, config: tuple[tuple[str, Any], ...]) -> Setup:
     overridden = {name: node[name] for name in per_device(kind) if name in node}
     models = str(run.get("client-models", "")).split()
     if models and "client-models" in declared(kind) and "partition-id" in node:
-        model = models[partition_id(node) % len(models)]
-        overridden = {"model": model, **overridden}
+        overridden = {"model": models[partition_id(node) % len(models)], **overridden}
     common = _setup(run, tuple(overridden.items()))
     index, count = partition(node, common.run)
     name = client_name(node)
@@ -163,8 +162,7 @@ def _resolved(run: tuple[tuple[str, Setting], ...], strict: bool) -> Resolved:
     for name in () if strict else SPELLINGS.keys() & given.keys():
         log(WARNING, "%s is not read; the setting is %s", name, SPELLINGS[name])
     # An app with a custom task may also list settings of its own algorithms.
-    custom = is_path(given.get("task", ""))
-    return resolve(given, owners, strict and not custom)
+    return resolve(given, owners, strict and not is_path(given.get("task", "")))
 
 
 @run_cache(maxsize=64)

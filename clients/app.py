@@ -305,8 +305,7 @@ def try_out(settings: Resolved, num_clients: int) -> list[Client]:
         context = Context(0, 0, {**node}, RecordDict(), {})
         clients.append(build_client(context, client_setup(context, settings), {}))
         clients[i].get_properties({})
-        both = clients[0]._structure(), clients[i]._structure()
-        for pair in zip_longest(*both):
+        for pair in zip_longest(*(clients[0]._structure(), clients[i]._structure())):
             first, other = map("{0}: {1}".format, (models[0], models[i]), pair)
             allowed = f"models that share arrays of equal shapes, not {first}; {other}"
             same = pair[0] == pair[1]

@@ -20,9 +20,6 @@ from flwr_frl.clients.device.groups import (
     HEAD,
     REPRESENTATION,
     WHOLE,
-    Arrays,
-    Config,
-    FitResult,
     Groups,
     Tensors,
     array_names,
@@ -34,6 +31,9 @@ from flwr_frl.clients.device.groups import (
     under,
     zeros_like,
 )
+from flwr_frl.clients.device.groups import Arrays as Arrays
+from flwr_frl.clients.device.groups import Config as Config
+from flwr_frl.clients.device.groups import FitResult as FitResult
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.upload import Upload
 from flwr_frl.common import messages as keys
@@ -391,8 +391,7 @@ class Client(NumPyClient):
             Config of the message; ``proximal-mu`` is the μ of Flower's FedProx.
         """
         self.config, self.metrics, self.received = config, {}, {}
-        names = array_names(self, self.shared)
-        for name, array in zip(names, parameters, strict=True):
+        for name, array in zip(array_names(self, self.shared), parameters, strict=True):
             # Shared by all clients of a process; `check_changes` reports changes.
             tensor = torch.from_numpy(array).to(self._device)
             # `transport="float16"` concerns only the messages.
@@ -509,8 +508,7 @@ class Client(NumPyClient):
             sgd = replace(sgd, learning_rate=learning_rate)
         examples, terms = examples.on(self._device), (regularizer, correction)
         call = TrainCall(self.model, part, examples, loss, epochs, sgd, *terms)
-        made: float = self._private.train(call) if self._private else self._make(call)
-        return made
+        return self._private.train(call) if self._private else self._make(call)
 
     # For one client; `flwr_frl.clients.device.rows` replaces these for several.
 
@@ -699,8 +697,7 @@ def linear_head(algorithm: str, bias: bool = False) -> Callable[[Task], None]:
 
     def check(task: Task) -> None:
         """Refuse models whose head is not one linear layer."""
-        layer = task.scratch_model.linear_head(algorithm)
-        if bias and layer.bias is None:
+        if bias and task.scratch_model.linear_head(algorithm).bias is None:
             text = "it needs a head with a bias; this one has none"
             raise SettingsError(text, "no-bias")
 
@@ -737,14 +734,3 @@ class _Sum:
     def __call__(self, features: Tensor, targets: Tensor, model: SplitModel) -> Tensor:
         arguments = features, targets, model
         return self.first(*arguments) + self.second(*arguments)
-
-
-__all__ = [
-    "Arrays",
-    "Client",
-    "Config",
-    "EvaluateResult",
-    "FitResult",
-    "TrainingSettings",
-    "digest",
-]

@@ -80,8 +80,7 @@ class FedALAClient(Client):
                 weight.requires_grad_(True)
             with self.settings.autocast():
                 mixed = under(HEAD, self.mixture(weights))
-                outputs = called_with(head, mixed, features)
-                loss = self._loss(outputs, targets)
+                loss = self._loss(called_with(head, mixed, features), targets)
             loss.backward()  # type: ignore[no-untyped-call]
             for weight in weights.values():
                 weight.requires_grad_(False)

@@ -95,8 +95,7 @@ class FedCPClient(Client, requires=(linear_head("FedCP"), separate_head)):
         k, dtype = weight.shape[1], weight.dtype
         with seeded(getattr(self.task, "seed", 0) or 0):
             layer = nn.Linear(k, 2 * k, dtype=dtype)
-        norm = nn.LayerNorm(2 * k, dtype=dtype)
-        return nn.Sequential(layer, norm, nn.ReLU())
+        return nn.Sequential(layer, nn.LayerNorm(2 * k, dtype=dtype), nn.ReLU())
 
     def deployed_model(self) -> SplitModel:
         """Return the received representation with both heads and the policy."""
@@ -120,8 +119,7 @@ class FedCPClient(Client, requires=(linear_head("FedCP"), separate_head)):
             share = settings.fedcp_lambda * len(targets) / batch
             return loss, loss + share * discrepancy(features, received(inputs))
 
-        epochs = settings.representation_epochs
-        loss = minimise(self, objective, epochs, model=model)
+        loss = minimise(self, objective, settings.representation_epochs, model=model)
         head = under("head.personal.", model.state_dict())
         self.saved = within(PERSONAL_HEAD, head)
         mean = {n: (t + self.received[HEAD + n]) / 2 for n, t in head.items()}

@@ -15,6 +15,5 @@ class FedNovaClient(FedAvgClient, assumes_sgd=True):
         loss = super().update()
         epochs = self.settings.representation_epochs
         # Without steps there is no change, which any number normalises.
-        weight = self._gradient_weight(epochs) if epochs else 1.0
-        self.metrics[GRADIENT_WEIGHT] = weight
+        self.metrics[GRADIENT_WEIGHT] = self._gradient_weight(epochs) if epochs else 1.0
         return loss

@@ -77,8 +77,7 @@ class FedPACClient(
         near = near_received(self, settings.fedpac_lambda)
         self._train_head(settings.fedpac_head_epochs)
         loss = self.train("representation", settings.representation_epochs, near)
-        centroids = own_prototypes(self)
-        return loss, {**self.model.state_dict(), **centroids, **statistics}
+        return loss, {**self.model.state_dict(), **own_prototypes(self), **statistics}
 
     def _train_head(self, epochs: int) -> None:
         rate = self.head_ratio * self.settings.learning_rate

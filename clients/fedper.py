@@ -2,15 +2,11 @@
 
 from typing import Any
 
-from flwr_frl.clients.base import Client
+from flwr_frl.clients.fedavg import FedAvgClient
 
 
-class FedPerClient(Client, supports_example_dp=True):
+class FedPerClient(FedAvgClient):
     """Train representation and head together; the head is personal."""
 
     shared: Any = "representation"
     personal: Any = "head"
-
-    def update(self) -> float:
-        """Train both parts for ``representation-epochs``."""
-        return self.train("all", self.settings.representation_epochs)

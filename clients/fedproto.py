@@ -55,8 +55,7 @@ class NearPrototypes:
         # Cross-entropy ignores negative targets.
         place = targets.clamp(min=0)
         near = (self.known[place] & (targets >= 0)).unsqueeze(-1)
-        distances = (features - self.means[place]).square() * near
-        return self.weight * distances.mean()
+        return self.weight * ((features - self.means[place]).square() * near).mean()
 
 
 def near_received(client: Client, weight: float) -> NearPrototypes | None:

@@ -85,8 +85,7 @@ class FedRepLinearClient(Client, requires=(TaskOf(RegressionTask),)):
         x, y = self.task.draw(self._index, fresh)
         w = self._head(b, x, y)
         residual = x @ (b @ w) - y
-        gradient = np.outer(x.T @ residual, w) / len(y)
-        b = b - self.settings.learning_rate * gradient
+        b = b - self.settings.learning_rate * (np.outer(x.T @ residual, w) / len(y))
         self._state.save({"head.weight": w[None]}, int(config[SERVER_ROUND]))
         loss = float(residual @ residual) / (2 * len(y))
         return [np.ascontiguousarray(b.T)], len(y), {"train-loss": loss}

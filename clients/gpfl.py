@@ -114,8 +114,7 @@ class GPFLClient(Client, requires=(needs_classes, linear_head("GPFL"))):
     def initial_group(self, group: str) -> Tensors:
         """Return shares of 0; draw embeddings and valve from the task's seed."""
         if group == SHARES:
-            classes = self.model.linear_head("GPFL").out_features
-            return {"value": torch.zeros(classes)}
+            return {"value": torch.zeros(self.model.linear_head("GPFL").out_features)}
         embedding, valve = self.drawn()
         return valve.state_dict() if group == VALVE else {"weight": embedding}
 

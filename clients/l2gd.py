@@ -63,8 +63,7 @@ class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
         p = self.settings.l2gd_probability
         aggregations, steps = int(coins.geometric(1 - p)), int(coins.geometric(p))
         self.aggregate(aggregations)
-        loss = self.local_steps(steps)
-        return loss, self.change()
+        return self.local_steps(steps), self.change()
 
     def personalize(self) -> None:
         """Train x_i from x̄ on the objective (equation 2) with x̄ fixed."""

@@ -74,8 +74,7 @@ class MimeLiteClient(Client, assumes_sgd=True):
     def descend(self, sgd: Any, terms: Mapping[str, Tensor]) -> float:
         """Make SGD's steps, with terms that are added to the gradients."""
         how = self._loss, self.settings.representation_epochs, sgd
-        examples = self.train_examples
-        return train(self.model, "all", examples, *how, correction=terms)
+        return train(self.model, "all", self.train_examples, *how, correction=terms)
 
     def full_gradient(self) -> Tensors:
         """Return ∇f_i of the current model, by parameter name."""

@@ -48,8 +48,7 @@ class MOONClient(Client, requires=(trained_representation,)):
     def update(self) -> float:
         """Train for ``representation-epochs``, and save the representation."""
         loss = self.contrast(self.settings.representation_epochs)
-        trained = under(REPRESENTATION, self.model.state_dict())
-        self.saved = within(PREVIOUS, trained)
+        self.saved = within(PREVIOUS, under(REPRESENTATION, self.model.state_dict()))
         return loss
 
     def contrast(self, epochs: int) -> float:

@@ -150,8 +150,7 @@ class MultiTaskClient(GraphClient):
         self.shape: Shape = settings.feasible_set
         default = 1.0 if self.shape == "simplex" else self.default_radius
         self.set_radius = default if radius == "auto" else float(radius)
-        rounds = settings.num_server_rounds
-        self.zeta = 1 / rounds if zeta == "theory" else float(zeta)
+        self.zeta = 1 / settings.num_server_rounds if zeta == "theory" else float(zeta)
         allowed = f"below {self.set_radius:g}, the radius of the feasible set"
         require(self.zeta < self.set_radius, "bandit-radius", zeta, allowed)
         inside = not self.zeta or self.shape != "simplex"
@@ -240,8 +239,7 @@ class MultiTaskClient(GraphClient):
                     f"saddle-step {self.settings.saddle_step}; try a smaller one"
                 )
         stream = exchange_stream(seed, node, state.iteration + 1)
-        message = algorithm.send(state, self.compressor, stream)
-        self._attachments["message"] = message
+        self._attachments["message"] = algorithm.send(state, self.compressor, stream)
         cost = self.cost(algorithm, state, noise)
         set_parameters(self.flat, self.output(algorithm, state))
         arrays = {**personal_arrays(self, WHOLE), **state.arrays()}
@@ -269,10 +267,9 @@ class MultiTaskClient(GraphClient):
         bounds: Any = config["constraint-bounds"]
         problem, constraint, noise = self.problem(pairs, np.array(bounds, np.float64))
         delta = self.regularizer(int(config["dual-variables"]))
-        private = problem.dimension - self.dimension
         algorithm = SaddlePoint(
             *(problem, constraint, self.set_radius, self.settings.saddle_step),
-            *(delta, self.zeta, private, self.shape),
+            *(delta, self.zeta, problem.dimension - self.dimension, self.shape),
         )
         return algorithm, noise
 

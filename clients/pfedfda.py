@@ -44,8 +44,7 @@ class Gaussians:
     def interpolated(self, other: "Gaussians", beta: float) -> "Gaussians":
         """Return β times these parameters plus 1 − β times the others."""
         means = torch.lerp(other.means, self.means, beta)
-        covariance = torch.lerp(other.covariance, self.covariance, beta)
-        return Gaussians(means, covariance)
+        return Gaussians(means, torch.lerp(other.covariance, self.covariance, beta))
 
     def classifier(self, priors: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights Σ⁻¹ μ_c and biases log π_c − ½ μ_cᵀ Σ⁻¹ μ_c.
@@ -58,8 +57,7 @@ class Gaussians:
         scale = self.covariance.trace() / width
         identity = torch.eye(width, dtype=scale.dtype)
         mixed = (1 - SHRINKAGE) * self.covariance + SHRINKAGE * scale * identity
-        invertible = mixed if scale > 0 else identity
-        weight = torch.linalg.solve(invertible, self.means.T).T
+        weight = torch.linalg.solve(mixed if scale > 0 else identity, self.means.T).T
         return weight, priors.log() - (self.means * weight).sum(1) / 2
 
 
@@ -119,8 +117,7 @@ class PFedFDAClient(
         """Train the representation, and adapt the Gaussians to its features."""
         targets = self.task.train_examples(self._index).targets.flatten()
         self.set_head(self.received_gaussians(), targets[targets >= 0])
-        epochs = self.settings.representation_epochs
-        loss = self.train("representation", epochs)
+        loss = self.train("representation", self.settings.representation_epochs)
         adapted = self.adapt()
         sent = {MEANS: adapted.means, COVARIANCE: adapted.covariance}
         sent = {name: value.to(self.head.weight.dtype) for name, value in sent.items()}
@@ -173,8 +170,7 @@ class PFedFDAClient(
             """Return the sum over both folds of the mean cross-entropy."""
             total = 0.0
             for local, z, y in pairs:
-                mixed = local.interpolated(received, beta)
-                weight, bias = mixed.classifier(priors)
+                weight, bias = local.interpolated(received, beta).classifier(priors)
                 total += float(cross_entropy(z @ weight.T + bias, y))
             return total
 
@@ -183,8 +179,7 @@ class PFedFDAClient(
     @torch.no_grad()
     def set_head(self, gaussians: Gaussians, targets: Tensor) -> None:
         """Set the head from the Gaussians and the class shares of the targets."""
-        priors = class_priors(targets, len(gaussians.means))
-        weight, bias = gaussians.classifier(priors)
+        weight, bias = gaussians.classifier(class_priors(targets, len(gaussians.means)))
         self.head.weight.copy_(weight)
         self.head.bias.copy_(bias)
 

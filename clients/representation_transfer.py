@@ -183,8 +183,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
     def fit_source(self, parameters: NDArrays, config: Config) -> FitResult:
         """Train the whole model and save the head."""
         self._receive(parameters, config)
-        loss = self.train("all", self.settings.source_epochs)
-        return self._reply(loss)
+        return self._reply(self.train("all", self.settings.source_epochs))
 
     def fit_target(self, parameters: NDArrays) -> tuple[Arrays, float]:
         """Return a model on the features of all m sources, given arrays (m, …).
@@ -298,8 +297,7 @@ class RepresentationTransferClient(
         x, y = self.task.draw(self._index)
         theta = phase_two(np.zeros(x.shape[1]), x, y)
         norm = float(np.linalg.norm(theta))
-        head = {"head.weight": np.array([[norm]])}
-        self._state.save(head, int(config[SERVER_ROUND]))
+        self._state.save({"head.weight": np.array([[norm]])}, int(config[SERVER_ROUND]))
         loss = float(np.mean((y - x @ theta) ** 2))
         # θ = 0 has no direction; B is then 0, too.
         return [theta[None] / (norm or 1.0)], len(y), {"train-loss": loss}

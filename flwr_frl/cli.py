@@ -74,36 +74,23 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
     SettingsError
         If the arguments cannot be parsed.
     """
-    parser = Parser(
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    raw = argparse.RawDescriptionHelpFormatter
+    many: dict[str, Any] = {"action": "append", "default": []}
+    parser = Parser(description=__doc__, formatter_class=raw, allow_abbrev=False)
     add = parser.add_argument
-    add(
-        "algorithms",
-        nargs="*",
-        metavar="ALGORITHM",
-        help="algorithms to compare; see --list",
-    )
+    text = "algorithms to compare; see --list"
+    add("algorithms", nargs="*", metavar="ALGORITHM", help=text)
     text = "inline: in this process; ray: on all cores; auto (default): the faster one"
     add("--backend", default="auto", help=text)
     text = "other settings (docs/settings.md), or a TOML file with settings"
-    add(
-        "--run-config",
-        nargs="+",
-        action="append",
-        default=[],
-        metavar="'k=v …'",
-        help=text,
-    )
+    add("--run-config", nargs="+", metavar="'k=v …'", help=text, **many)
     text = "run N seeds, starting at --seed; report mean ± standard deviation"
     add("--seeds", type=int, metavar="N", help=text)
     text = "run N of them in parallel processes (default 1; not with --backend ray)"
     add("--jobs", type=int, default=1, metavar="N", help=text)
     text = "with `tune ALGORITHM …`: values, or ranges k=low..high (logarithmic from a "
     text += "ratio of 10 on; extra [tune]), to choose from by validation accuracy"
-    add("--grid", action="append", default=[], metavar="'k=v,v …'", help=text)
+    add("--grid", metavar="'k=v,v …'", help=text, **many)
     text = "with ranges: number of points that are tried of each algorithm (default 20)"
     add("--trials", type=int, metavar="N", help=text)
     text = "with `compare DIR …`: test against this method (default: the best one)"

@@ -120,8 +120,7 @@ class FedAMP(Strategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
         weights: Matrix
         if self.fedamp_attention == "cosine":
             lengths = np.sqrt(np.maximum(squares[i] * squares, np.finfo(float).tiny))
-            cosines = products[i] / lengths
-            scores = np.exp(self.fedamp_scale * (cosines - 1)) * others
+            scores = np.exp(self.fedamp_scale * (products[i] / lengths - 1)) * others
             weights = scores * (1 - self.fedamp_self_weight) / (scores.sum() or 1.0)
         else:
             distances = np.maximum(squares[i] + squares - 2 * products[i], 0)

@@ -229,8 +229,7 @@ class Asynchronous(ClosesEarly, Closing):
 
         Clients that are at work, or whose change was dropped, are not silent.
         """
-        replies = [] if arrays is None else round.replies
-        counted = {reply.client for reply in replies}
+        counted = {reply.client for reply in ([] if arrays is None else round.replies)}
         name_of, updates, ages = self.strategy._run.clients.name_of, self.updates, []
         for node, staleness in self._staleness.items():
             if (name := name_of(node)) in counted:

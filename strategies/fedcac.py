@@ -53,8 +53,7 @@ class FedCAC(Strategy, client="flwr_frl.clients.fedcac:FedCACClient"):
     def begin(self, round: Round) -> None:
         """Expect a mask with each model."""
         count = sum(array.size for array in round.arrays.values())
-        mask = np.zeros(-(-count // 8), np.uint8)
-        round.expected = {**round.arrays, CRITICAL: mask}
+        round.expected = {**round.arrays, CRITICAL: np.zeros(-(-count // 8), np.uint8)}
 
     def per_client(self, client: str) -> Arrays:
         """Return the combined model; nothing for a client that has not trained."""

@@ -26,8 +26,7 @@ def gaussian_start(
     B⁰, as in FedRep(RI) of its figures 1 and 3.
     """
     key = int.from_bytes(name.encode(), "little")
-    rng = np.random.default_rng([seed, 0xF1, key])
-    return scale * rng.standard_normal(shape)
+    return scale * np.random.default_rng([seed, 0xF1, key]).standard_normal(shape)
 
 
 def mean_statistic(

@@ -111,8 +111,7 @@ class FLUTE(
         reported = client.properties.get("classes", "")
         mask, trains = str(reported), client.properties.get(NUM_EXAMPLES) != 0
         right_length = len(mask) == len(self.initial_head.get(HEAD_WEIGHT, mask))
-        has_class = "1" in mask or not trains
-        if set(mask) <= {"0", "1"} and has_class and right_length:
+        if set(mask) <= {"0", "1"} and ("1" in mask or not trains) and right_length:
             self._classes[client.name] = mask
             return ""
         return (

@@ -111,8 +111,7 @@ def serve(
         if len(nodes) < (least := int(settings["min-train-nodes"])):
             text = "min-train-nodes is %d, but there are only %d clients: all train"
             log(WARNING, text, least, len(nodes))
-        token = clients.run_token
-        about = About(name, token, start.after, place.absolute(), settings)
+        about = About(name, clients.run_token, start.after, place.absolute(), settings)
         with tracking.of(about) as tracked:
             report = Report(settings, after=start.after, tracking=tracked)
             before = report.latest.get("seconds-simulated", 0.0)

@@ -140,8 +140,7 @@ def differentiable(model: nn.Module) -> AbstractContextManager[None]:
     """
     if model.training:
         return nullcontext()
-    context: AbstractContextManager[None] = torch.backends.cudnn.flags(enabled=False)
-    return context
+    return torch.backends.cudnn.flags(enabled=False)
 
 
 def memory() -> int:

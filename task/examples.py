@@ -156,8 +156,7 @@ class ExampleSet:
     def __len__(self) -> int:
         """Return the number of examples."""
         # `len` of a tensor goes through torch's dispatcher.
-        number: int = self.targets.shape[0]
-        return number
+        return self.targets.shape[0]
 
     def without_augmentation(self) -> Self:
         """Return the same examples, never augmented."""
@@ -319,8 +318,7 @@ class ExampleSet:
         """
         if len(self) == 0:
             return None
-        rows = torch.randperm(len(self))[:batch_size]
-        batch = self._prepared(rows, self.augment)
+        batch = self._prepared(torch.randperm(len(self))[:batch_size], self.augment)
         return None if self._is_unlabelled(batch[1]) else batch
 
     def chosen(self, mask: Tensor) -> Batch:

@@ -126,8 +126,7 @@ def split(
         rng = np.random.default_rng([settings.seed, client, VALIDATION])
         order = rng.permutation(n)
     train = examples.subset(np.sort(order[:kept]))
-    validation = examples.subset(np.sort(order[n - count :]))
-    return train, validation.without_augmentation()
+    return train, examples.subset(np.sort(order[n - count :])).without_augmentation()
 
 
 def fewer(task: Task, client: int, share: float, seed: int) -> Task:

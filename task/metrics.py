@@ -119,5 +119,4 @@ def number(name: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
         text = " ".join(repr(value).split())[:200]
-        line = f"metric {name!r} is {text}; expected one number"
-        raise SettingsError(line) from None
+        raise SettingsError(f"metric {name!r} is {text}; expected one number") from None

@@ -125,8 +125,7 @@ def nearest(x: Float64s, shape: Shape, radius: float) -> Float64s:
         return np.clip(x, -radius, radius)
     if shape == "simplex":
         return nearest_in_simplex(x, radius)
-    norms = np.sqrt(dot(x, x))
-    return x * (radius / np.maximum(norms, radius))[:, None]
+    return x * (radius / np.maximum(np.sqrt(dot(x, x)), radius))[:, None]
 
 
 def diameter(shape: Shape, radius: float, dimension: int) -> float:
@@ -364,8 +363,7 @@ class SaddlePoint:
         """
         used = Identity() if state.iteration == 0 else compressor
         difference = (state.raw - state.copy)[0, self.private :]
-        single = torch.from_numpy(difference.astype(np.float32))
-        message = used.compress(single, stream)
+        message = used.compress(torch.from_numpy(difference.astype(np.float32)), stream)
         sent = used.decompress(message, len(difference)).numpy()
         known = state.copy[:, self.private :] + sent
         state.copy = np.concatenate([state.raw[:, : self.private], known], axis=1)
@@ -439,8 +437,7 @@ def theory_constant(
     bandit : bool
         Bandit feedback (theorem 4) instead of sample feedback (theorem 3).
     """
-    factor = 256 if bandit else 64
-    return factor * (1 + dual_variables) * gradient_bound**2 / omega**2
+    return (256 if bandit else 64) * (1 + dual_variables) * gradient_bound**2 / omega**2
 
 
 def theory_regularizer(step: float, constant: float) -> float:

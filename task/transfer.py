@@ -41,8 +41,7 @@ def basis(representations: Sequence[Matrix], tolerance: float = 0.01) -> Matrix:
     """
     stacked = np.concatenate(representations, axis=1)
     u, singular_values, _ = np.linalg.svd(stacked, full_matrices=False)
-    v: Matrix = u[:, singular_values > tolerance * singular_values[0]]
-    return v
+    return u[:, singular_values > tolerance * singular_values[0]]
 
 
 def unit_columns(representation: Matrix) -> Matrix:
@@ -73,8 +72,7 @@ def phase_one(v: Matrix, x: Matrix, y: Matrix) -> Matrix:
     V is the basis (d × q); X (n × d) and y are the samples. If several heads w attain
     the minimum, the one of least norm is used.
     """
-    theta: Matrix = v @ np.linalg.lstsq(x @ v, y, rcond=None)[0]
-    return theta
+    return v @ np.linalg.lstsq(x @ v, y, rcond=None)[0]
 
 
 def phase_two(theta: Matrix, x: Matrix, y: Matrix) -> Matrix:

@@ -123,8 +123,7 @@ def with_model(task: Task, name: str) -> Task:
     vars(other).pop("_initial", None)
     if name:
         allowed = "'' for a task whose model has no name"
-        valid = isinstance(other, PartitionedTask)
-        require(valid, "shared-model", name, allowed)
+        require(isinstance(other, PartitionedTask), "shared-model", name, allowed)
         # Pretrained weights are those of the clients' models.
         plain = replace(vars(task)["settings"], weights="")
         vars(other).update(model_name=name, settings=plain)

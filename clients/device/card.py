@@ -131,15 +131,13 @@ def card_of(task: Task, client: int = 0) -> str:
         card |= {"missing": how.missing, "scaling": asdict(task.scaling(client))}
         card |= {"series": task.dataset.series, "client": task.client}
     else:
-        shape = built.dataset.train.images.shape[1:]
-        card |= {"source": built.source, "shape": shape}
+        card |= {"source": built.source, "shape": built.dataset.train.images.shape[1:]}
     return json.dumps(card)
 
 
 def read_card(text: str) -> ImageCard | TableCard:
     """Return the card that `card_of` has written; `SettingsError` if damaged."""
-    card: ImageCard | TableCard = read_json(ImageCard | TableCard, text)  # type: ignore[arg-type]
-    return card
+    return read_json(ImageCard | TableCard, text)  # type: ignore[arg-type]
 
 
 def read_json(kind: type[T], text: str) -> T:

@@ -47,8 +47,7 @@ def within(group: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
     """Return a tensor as an array, which shares its memory on the CPU."""
-    array: npt.NDArray[Any] = tensor.detach().cpu().numpy()
-    return array
+    return tensor.detach().cpu().numpy()
 
 
 def to_tensors(

@@ -522,8 +522,7 @@ class Rows:
         arrays = {}
         for name, tensor in sent.items():
             values = np.ascontiguousarray(to_numpy(tensor))
-            dtype = like[name].dtype if name in like else ""
-            arrays[name] = as_received(values, dtype)
+            arrays[name] = as_received(values, like[name].dtype if name in like else "")
         n, server_round = len(self._asked), float(self.config[keys.SERVER_ROUND])
         columns = {
             keys.NUM_EXAMPLES: [len(each) for each in self._examples],
@@ -540,8 +539,7 @@ class Rows:
                 return RowReply(rows, i, message)
             of_client: Config = {**rows.metrics[i]}
             values = list(RowArrays(rows, i).values())
-            count = int(of_client.pop(keys.NUM_EXAMPLES))
-            result = values, count, of_client
+            result = values, int(of_client.pop(keys.NUM_EXAMPLES)), of_client
             return reply_with(pack(message, client, result), message)
 
         return [

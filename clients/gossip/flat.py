@@ -111,8 +111,7 @@ def sketch(vector: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
     `SKETCH` this is at most 0.1; devices send no sketches of smaller models.
     """
     index, signs = _hash(len(vector))
-    sums = np.bincount(index, signs * vector, SKETCH)
-    return sums.astype(np.float32)
+    return np.bincount(index, signs * vector, SKETCH).astype(np.float32)
 
 
 @lru_cache(maxsize=2)

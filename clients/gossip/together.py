@@ -278,8 +278,7 @@ class Nodes:
         run, times = int(self.setup.run["seed"]), client.settings.local_steps
         seeds, drawn = list[int](), list[Tensor]()
         for context, count in zip(self.contexts, sizes, strict=True):
-            name = client_name(context.node_config)
-            seeds.append(torch_seed(name, run, self.round))
+            seeds.append(torch_seed(client_name(context.node_config), run, self.round))
             seed(seeds[-1])
             drawn += [torch.randperm(count) for _ in range(times)]
         order, lengths = torch.cat(drawn), torch.tensor(sizes).repeat_interleave(times)
@@ -320,6 +319,5 @@ class Nodes:
         for k in range(client.settings.local_steps):
             for place, batches in groups:
                 arguments = client.x[place], *batches[k]
-                results = called(objective, of_group, arguments, key)
-                g[place], losses[place] = results
+                g[place], losses[place] = called(objective, of_group, arguments, key)
             yield g, losses

@@ -74,8 +74,7 @@ class Compressor(ABC):
         dimension : int
             Number of entries d of the vector.
         """
-        ones = np.ones(dimension, np.float32)
-        return len(self.encode(ones, np.random.default_rng))
+        return len(self.encode(np.ones(dimension, np.float32), np.random.default_rng))
 
     @abstractmethod
     def omega(self, dimension: int) -> float:
@@ -112,8 +111,7 @@ class Compressor(ABC):
         dimension : int
             Number of entries d of the vector.
         """
-        generator = np.random.default_rng(0)
-        vector = generator.standard_normal(dimension, np.float32)
+        vector = np.random.default_rng(0).standard_normal(dimension, np.float32)
         # Rounding can lift the ratio slightly above 1.
         return min(1.0, float(self.omega_at(vector)))
 
@@ -390,8 +388,7 @@ class TopK(KeepsK):
         # ‖x − C(x)‖² = ‖x − Top_k(x)‖² + ‖Top_k(x) − C(x)‖², as the supports are
         # disjoint; the second term is (1 − ω(Top_k(x))) ‖Top_k(x)‖².
         kept = x[_largest(x, self.count(len(x)))]
-        share = squared_l2(kept) / squared_l2(x)
-        return share * self.entries.omega_at(kept)
+        return squared_l2(kept) / squared_l2(x) * self.entries.omega_at(kept)
 
     def encode(self, x: Float32s, generator: Source) -> bytes:
         """Return the message of a finite vector."""
@@ -595,8 +592,7 @@ def from_settings(
         If ``compressor-k`` is neither a fraction nor a count.
     """
     k = settings.compressor_k
-    valid = k < 1 or k.is_integer()
-    require(valid, "compressor-k", k, "in (0, 1) or a count")
+    require(k < 1 or k.is_integer(), "compressor-k", k, "in (0, 1) or a count")
     name, kept = settings.operator, settings.operator.endswith("-k")
     compressor: Compressor = Identity()
     if name.startswith("sign"):

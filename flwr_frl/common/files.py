@@ -52,8 +52,7 @@ def atomic_file(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW
-    opened = os.open(partial, flags, mode)
+    opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | NO_FOLLOW, mode)
     try:
         with open(opened, "wb") as file:
             yield file

@@ -20,8 +20,7 @@ SIGNATURE = "signature"
 
 def cache_folder() -> Path:
     """Return the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "flwr-frl"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flwr-frl"
 
 
 def sign(settings: Mapping[str, Any]) -> str:

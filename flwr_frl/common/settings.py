@@ -383,8 +383,7 @@ def setting(
     """
     for name in limits.keys() - LIMITS.keys():
         raise unknown("argument of setting", name, LIMITS, code="settings")
-    unused = unused_if or {}
-    facts = Facts(limits, form, safe, code, may_differ, per_device, unused)
+    facts = Facts(limits, form, safe, code, may_differ, per_device, unused_if or {})
     if default is ...:
         return facts
     return dataclasses.field(default=default, metadata={KEY: facts})

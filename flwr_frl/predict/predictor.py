@@ -203,8 +203,7 @@ class Predictor:
     ) -> Iterator[tuple[tuple[str, ...], Prediction]]:
         """Yield places and predictions of inputs, each with its place."""
         # Texts may differ in length.
-        alike = isinstance(self.task, ImageTask | TableTask)
-        size = BATCH_SIZE if alike else 1
+        size = BATCH_SIZE if isinstance(self.task, ImageTask | TableTask) else 1
         for start in range(0, len(inputs), size):
             places, batch = zip(*inputs[start : start + size], strict=True)
             read = []

@@ -23,8 +23,7 @@ def _os_errors_as_settings(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        line = f"output: {what}: {error.strerror}"
-        raise SettingsError(line, "output") from None
+        raise SettingsError(f"output: {what}: {error.strerror}", "output") from None
 
 
 @contextlib.contextmanager

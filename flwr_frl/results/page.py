@@ -163,8 +163,7 @@ def served_for(settings: Settings) -> Iterator[None]:
         return
     server = PageServer(Path(str(settings["output"])), int(settings["page"]))
     # The thread checks every 0.1 s whether it should end.
-    thread = threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True)
-    thread.start()
+    threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
     log(WARNING, "the page is at %s", server.url)
     try:
         yield

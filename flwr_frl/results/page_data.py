@@ -197,8 +197,7 @@ def _read(place: Path, protocol: str, files: tuple[tuple[int, int], ...]) -> Run
         client |= {kind: names[client["client"]] for kind, names in lost.items()}
         seen = datetime.fromtimestamp(client.get("last-seen") or 0)
         client["last-seen"] = "now" if client.get("node") else f"{seen:%Y-%m-%d %H:%M}"
-    written = max(time for time, _ in files)
-    return Run(settings, changed, status, written, rows, result)
+    return Run(settings, changed, status, max(time for time, _ in files), rows, result)
 
 
 def _counted(runs: Sequence[Run]) -> Sequence[Run]:

@@ -171,16 +171,14 @@ def terminal(rows: Sequence[Sequence[str]]) -> str:
     with console.capture() as captured:
         console.print(table)
     left_out = ", ".join(rows[0][len(widths) :])
-    more = f"In a wider terminal: {left_out}.\n" if left_out else ""
-    return captured.get() + more
+    return captured.get() + (f"In a wider terminal: {left_out}.\n" if left_out else "")
 
 
 def html(rows: Sequence[Sequence[str]]) -> str:
     """Format rows as an HTML table."""
-    kinds = ["th", *["td"] * (len(rows) - 1)]
     lines = [
         "".join(f"<{kind}>{escape_html(cell)}</{kind}>" for cell in row)
-        for kind, row in zip(kinds, rows, strict=True)
+        for kind, row in zip(["th", *["td"] * (len(rows) - 1)], rows, strict=True)
     ]
     return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>"
 

@@ -287,8 +287,7 @@ class Tracking:
         except (Exception, SystemExit) as error:
             self._tracker = None
             text = "tracker %r failed and is no longer used; the run continues: %s"
-            reason = one_line(f"{type(error).__name__}: {error}")
-            log(WARNING, text, self.name, reason)
+            log(WARNING, text, self.name, one_line(f"{type(error).__name__}: {error}"))
 
 
 def numbers(row: Row) -> dict[str, float]:

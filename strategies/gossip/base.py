@@ -28,11 +28,6 @@ LOST_STATE = "LostStateError"
 LARGEST_SKETCHED = 1e9
 
 
-def is_step(number: float) -> bool:
-    """Return whether a number is in (0, 1]."""
-    return 0 < number <= 1
-
-
 class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
     """Relay each node's message to its neighbours on a graph.
 
@@ -81,9 +76,9 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
     graph: str = setting("ring", form=FORMS)
     edge_probability: float = setting(0.5, gt=0, le=1)
     max_missed_rounds: int = setting(1000, ge=1)
-    consensus_step: Annotated[float | str, number_or(graphs.RULES, is_step)] = setting(
-        "auto", form=graphs.ALLOWED, safe=True
-    )
+    consensus_step: Annotated[
+        float | str, number_or(graphs.RULES, lambda step: 0 < step <= 1)
+    ] = setting("auto", form=graphs.ALLOWED, safe=True)
 
     uses_consensus_step: ClassVar[bool] = True
     # Whether a node that missed rounds receives their messages: differences to public

@@ -107,8 +107,7 @@ def from_file(path: str, n: int) -> Edges:
     try:
         edges = np.loadtxt(path, np.int64, ndmin=2, encoding="utf-8").tolist()
     except (OSError, ValueError) as error:
-        message = f"cannot read the graph file {path!r}: {error}"
-        raise SettingsError(message) from error
+        raise SettingsError(f"cannot read the graph file {path!r}: {error}") from error
     nodes = range(n)
     for edge in edges:
         valid = len(edge) == len({*edge}.intersection(nodes)) == 2
@@ -123,8 +122,7 @@ def connected(edges: Iterable[tuple[int, int]], n: int) -> Edges:
 
     graph = networkx.Graph(edges)
     graph.add_nodes_from(range(n))
-    reached = networkx.node_connected_component(graph, 0)
-    missing = sorted(set(range(n)) - reached)
+    missing = sorted(set(range(n)) - networkx.node_connected_component(graph, 0))
     require(not missing, "the graph's part without a path to node 0", missing, "none")
     return np.array(sorted(map(sorted, graph.edges)), np.int64)
 
@@ -152,8 +150,7 @@ def spectrum(weights: Weights) -> tuple[float, float]:
     n = 1,000.
     """
     eigenvalues = np.linalg.eigvalsh(weights)  # Increasing; the last one is 1.
-    delta = 1 - float(np.abs(eigenvalues[:-1]).max())
-    return delta, 1 - float(eigenvalues[0])
+    return 1 - float(np.abs(eigenvalues[:-1]).max()), 1 - float(eigenvalues[0])
 
 
 def consensus_step(weights: Weights, omega: float) -> float:

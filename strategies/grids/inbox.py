@@ -317,8 +317,7 @@ class Inbox(GridDecorator):
     @property
     def at_work(self) -> frozenset[int]:
         """The nodes whose replies still count for an open round."""
-        sent = self._sent.values()
-        return frozenset(each.node for each in sent if each.closing)
+        return frozenset(each.node for each in self._sent.values() if each.closing)
 
     @property
     def silent(self) -> list[str]:

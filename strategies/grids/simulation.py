@@ -245,8 +245,7 @@ class RayGrid(InlineGrid):
     ) -> Iterable[Message]:
         """Return the replies that arrive in time, in the order of the messages."""
         until = time.monotonic() + (FOREVER if timeout is None else timeout)
-        chunks = split(messages, self._workers, self._together)
-        replies, lost = self._run(chunks, until)
+        replies, lost = self._run(split(messages, self._workers, self._together), until)
         # One message may have killed the worker of its chunk, which must not affect the
         # other clients. So each is repeated separately.
         again, lost = self._run([[message] for message, _ in lost], until)

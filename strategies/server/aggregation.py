@@ -1,6 +1,6 @@
 """Aggregation rules: the mean, and rules that are robust to Byzantine clients.
 
-All rules get the replies in the order of the clients' names. `weighted_mean` and `clip`
+All rules get the replies in the order of the clients' names. `mean` and `clip`
 hold one running sum, regardless of the number of clients. `median`, `trimmed_mean`,
 `multi_krum` and `geometric_median` hold all clients' values of an array at once:
 besides the replies themselves, that takes n times the largest array in float64.
@@ -59,7 +59,7 @@ def make_rule(name: str, byzantine_fraction: float, clip_norm: float) -> Rule:
         Bound of ``clip`` and ``centered-clip``.
     """
     rules: dict[str, Rule] = {
-        "mean": weighted_mean,
+        "mean": lambda weights, replies, sent: mean(zip(weights, replies, strict=True)),
         "median": by_coordinate(median),
         "trimmed-mean": by_coordinate(partial(trimmed_mean, share=byzantine_fraction)),
         "clip": partial(clip, bound=clip_norm),
@@ -68,13 +68,6 @@ def make_rule(name: str, byzantine_fraction: float, clip_norm: float) -> Rule:
         "geometric-median": geometric_median,
     }
     return rules[name]
-
-
-def weighted_mean(
-    weights: Sequence[float], replies: Sequence[Arrays], sent: Sent
-) -> Arrays | None:
-    """Return the mean, which a single Byzantine client can move anywhere."""
-    return mean(zip(weights, replies, strict=True))
 
 
 def by_coordinate(combine: Callable[[Floats], Floats]) -> Rule:

@@ -203,8 +203,7 @@ class Clients:
         ``min_available_nodes``. With in-process grids there is no wait.
         """
         count = len(self.here - self.refused.keys())
-        enough = count >= self._min_available_nodes
-        if enough or getattr(grid, "in_process", False):
+        if (count >= self._min_available_nodes) or getattr(grid, "in_process", False):
             return False
         text = "waiting for clients: %d of %d nodes can take part"
         log(INFO, text, count, self._min_available_nodes)
@@ -574,8 +573,7 @@ def vote(reported: list[Mapping[str, Any]]) -> dict[str, Any]:
 
 def difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     """Return why a client is refused whose model differs from the usual one."""
-    differ = [name for name in COMPARED if its.get(name) != usual.get(name)]
-    name = differ[0]
+    name = next(name for name in COMPARED if its.get(name) != usual.get(name))
     values = f" ({its.get(name)} instead of {usual.get(name)})"
     shown = values if name in (*keys.INPUTS, keys.NUM_CLASSES) else ""
     return f"its model differs from that of most clients: {COMPARED[name]}{shown}"

@@ -121,8 +121,7 @@ def evaluate(
     timeout: float,
 ) -> dict[str, Any]:
     """Return the metrics of an evaluation by a strategy's hooks."""
-    config = ConfigRecord()
-    messages = strategy.configure_evaluate(server_round, arrays, config, grid)
+    messages = strategy.configure_evaluate(server_round, arrays, ConfigRecord(), grid)
     replies = grid.send_and_receive(messages, timeout=timeout)
     return dict(strategy.aggregate_evaluate(server_round, replies) or {})
 

@@ -195,5 +195,4 @@ def check_no_counters(arrays: ArrayRecord, noise: float) -> None:
     for name, array in arrays.items():
         allowed = f"0 with {name!r} of {array.dtype}: there must be no batch norms in "
         allowed += "what is shared, as their statistics bear no noise"
-        valid = array.dtype.startswith("float")
-        require(valid, "server-dp-noise", noise, allowed)
+        require(array.dtype.startswith("float"), "server-dp-noise", noise, allowed)

@@ -104,8 +104,7 @@ class Participation:
         """
         count = min(self.target(len(nodes) + others), len(nodes))
         rng = np.random.default_rng([self.seed, 0x5A3B, server_round])
-        chosen = sorted(rng.choice(len(nodes), count, replace=False))
-        return [nodes[i] for i in chosen]
+        return [nodes[i] for i in sorted(rng.choice(len(nodes), count, replace=False))]
 
     def open(self, round: "Round", messages: list[Message], grid: Grid) -> None:
         """Prepare the grid for a round whose messages are about to be sent.
@@ -559,8 +558,7 @@ class Round:
         """Add a valid reply to the running mean, and free its arrays."""
         assert self.running
         with np.errstate(over="ignore", invalid="ignore"):
-            weight = self._strategy.weights([reply])[0]
-            self.running.add(weight, reply.shared())
+            self.running.add(self._strategy.weights([reply])[0], reply.shared())
         del reply.decoded[keys.ARRAYS]
         # All rows are in memory until the last one is averaged.
         if not (isinstance(reply.message, RowReply) and reply.message.is_unread):

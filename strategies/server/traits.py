@@ -242,5 +242,4 @@ class Algorithm(FlowerStrategy):
 
         Raises `SettingsError` if a setting is out of its range.
         """
-        arguments = vars(build(cls._settings_type, settings))
-        return cls(*positional, **others, **arguments)
+        return cls(*positional, **others, **vars(build(cls._settings_type, settings)))

@@ -317,8 +317,7 @@ def named_classes(names: str, found: Sequence[str]) -> tuple[str, ...]:
         If a name is repeated, or a class in the data is not named.
     """
     named = [name.strip() for name in names.split(",") if name.strip()]
-    unique = len(set(named)) == len(named)
-    require(unique, "classes", names, "names without duplicates")
+    require(len(set(named)) == len(named), "classes", names, "names without duplicates")
     for name in found if named else ():
         if name not in named:
             raise unknown("class", name, named, code="classes")
@@ -489,8 +488,7 @@ def _torchvision(name: str, settings: DataSettings) -> tuple[str, Read]:
         for part in (train, test):
             images = np.asarray(part.data)
             images = images[..., None] if images.ndim == 3 else images
-            labels = np.asarray(part.targets, np.int64) - first
-            parts.append(ImageSet(images, labels))
+            parts.append(ImageSet(images, np.asarray(part.targets, np.int64) - first))
         return Dataset(parts[0], parts[1], tuple(train.classes[first:]))
 
     return f"{name}/2/{options}/{root.resolve()}", read
@@ -533,8 +531,7 @@ def image_folder(settings: DataSettings) -> tuple[str, Read]:
     clients = tuple(sorted({path.parts[-4] for path in paths})) if client else ()
 
     def read() -> Dataset:
-        some = paths[:: -(-len(paths) // INSPECTED)]
-        shape = common_shape(map(_picture, some), size)
+        shape = common_shape(map(_picture, paths[:: -(-len(paths) // INSPECTED)]), size)
         train, test = (
             ImageSet(
                 Pictures(map(_picture, part), len(part), shape),
@@ -547,8 +544,7 @@ def image_folder(settings: DataSettings) -> tuple[str, Read]:
         )
         return Dataset(train, test, classes, clients)
 
-    key = f"{root.resolve()}/{size}/{(clients, classes)}{FORM}/{stamp(paths)}"
-    return key, read
+    return f"{root.resolve()}/{size}/{(clients, classes)}{FORM}/{stamp(paths)}", read
 
 
 def _numbered(names: Iterable[str], known: Sequence[str]) -> Integers:

@@ -110,8 +110,7 @@ def distinct_shards(
 
 def _shards_per_class(classes: int, clients: int, per_client: int) -> int:
     allowed = f"from 1 to {classes}, the number of classes"
-    valid = 1 <= per_client <= classes
-    require(valid, "classes-per-client", per_client, allowed)
+    require(1 <= per_client <= classes, "classes-per-client", per_client, allowed)
     step = classes // int(np.gcd(classes, per_client))
     allowed = f"a multiple of {step} for equal shards of {classes} classes"
     require(clients % step == 0, "num-clients", clients, allowed)
@@ -163,8 +162,7 @@ def class_groups(
     require(clients >= 3, "num-clients", clients, "at least 3")
     require(classes >= 3, "num-classes", classes, "at least 3")
     group_of_class = np.arange(classes) * 3 // classes
-    group_of_client = np.arange(clients) * 3 // clients
-    together = group_of_class[:, None] == group_of_client
+    together = group_of_class[:, None] == (np.arange(clients) * 3 // clients)
     return np.asarray(together / together.sum(axis=1, keepdims=True))
 
 

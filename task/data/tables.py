@@ -164,8 +164,7 @@ def table_files(
                 need("huggingface_hub", "hf", f"the data set {name!r}")
             root = path if is_local else _downloaded(name, settings)
             files = _files(root, settings.data_subset)
-            table = _joined(_splits(root, files))
-            return _dataset(name, table, settings, alone)
+            return _dataset(name, _joined(_splits(root, files)), settings, alone)
 
     chosen = [getattr(settings, field.name) for field in fields(ColumnSettings)]
     return f"table/4{FORM}/{version}/{chosen}/{alone}", read
@@ -321,8 +320,7 @@ def _joined(splits: Mapping[str, list[Path]]) -> Table:
     """Return the rows for training and for testing."""
     import pyarrow
 
-    found = ", ".join(splits)
-    require("train" in splits, "data-dir", found, "files for training, too")
+    require("train" in splits, "data-dir", ", ".join(splits), "files for training, too")
     tested = "test" if "test" in splits else "validation"
     parts = [splits[split] for split in ("train", tested) if split in splits]
     files = [[(path, _read(path)) for path in part] for part in parts]
@@ -488,8 +486,7 @@ def _choose_columns(rows: Any, s: ColumnSettings, client: str) -> tuple[list[str
     # Names may contain line breaks.
     listed = " ".join(f"of the columns {', '.join(columns)}".split())
     candidates = [*_class_names(rows)] or [n for n in LABEL_NAMES if n in columns][:1]
-    only = candidates[0] if len(candidates) == 1 else ""
-    label = s.label_column.strip() or only
+    label = s.label_column.strip() or (candidates[0] if len(candidates) == 1 else "")
     if label not in columns:
         raise unknown("label-column", label, columns, "the table")
     rest = [name for name in columns if name not in (label, client)]
@@ -652,8 +649,7 @@ def _targets(
     valid = len(found) <= min(MAX_CLASSES, max(2, len(values) // 2))
     require(valid, "label-column", label, allowed)
     classes = named_classes(s.classes, tuple(map(str, found)))
-    numbers = np.array([classes.index(str(name)) for name in found])
-    return numbers[codes], classes
+    return np.array([classes.index(str(name)) for name in found])[codes], classes
 
 
 def _numbers(table: Table, column: str, missing: str) -> npt.NDArray[np.float32]:

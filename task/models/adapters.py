@@ -125,8 +125,7 @@ def with_adapters(task: Task, settings: AdapterSettings) -> Task:
         need("peft", "transformers", "adapters='lora'")
         name, value = "adapters", settings.adapters
     allowed = f"the default for a {type(task).__name__}, which has no layers for them"
-    valid = task.adaptable and not task.untrainable
-    require(valid, name, value, allowed)
+    require(task.adaptable and not task.untrainable, name, value, allowed)
     return changed(task, {"initial_model": partial(adapted_model, task, settings)})
 
 
@@ -135,8 +134,7 @@ def adapted_model(task: Task, settings: AdapterSettings) -> SplitModel:
     model = task.initial_model()
     if next(lora_layers(model), None) is None:
         allowed = "both: the model has no adapters"
-        valid = settings.adapters == "lora"
-        require(valid, "lora-share", settings.lora_share, allowed)
+        require(settings.adapters == "lora", "lora-share", settings.lora_share, allowed)
         add_lora(model, settings)
     if settings.lora_share == "b":
         for name, parameter in model.named_parameters():

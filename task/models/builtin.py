@@ -58,8 +58,7 @@ def _cnn(
         convolution = nn.Conv2d(fan_in, fan_out, size, padding=padding)
         # ReLU after the pooling equals ReLU before it, since both are monotone, and
         # has a quarter of the values.
-        layers = [convolution, nn.MaxPool2d(2), nn.ReLU()]
-        blocks.append(_named_convolution(i, layers))
+        blocks.append(_named_convolution(i, [convolution, nn.MaxPool2d(2), nn.ReLU()]))
     if dropout:
         blocks[0].append(("dropout", nn.Dropout(dropout)))
     blocks[1].append(("flatten", nn.Flatten()))
@@ -136,8 +135,7 @@ class LastState(nn.GRU):
 
     def forward(self, series: Tensor) -> Tensor:  # type: ignore[override]
         """Return the last state of the last layer."""
-        state: Tensor = super().forward(series.transpose(1, 2))[1][-1]
-        return state
+        return super().forward(series.transpose(1, 2))[1][-1]
 
 
 def _gru(shape: tuple[int, ...], num_classes: int) -> Blocks:

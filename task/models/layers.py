@@ -32,8 +32,7 @@ def _convolution(layer: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> 
     """Convolve the models' inputs as groups of channels of one convolution."""
     layer = cast(nn.Conv2d, layer)
     models = len(x)
-    convolve = {3: functional.conv1d, 4: functional.conv2d}[x.dim() - 1]
-    outputs = convolve(
+    outputs = {3: functional.conv1d, 4: functional.conv2d}[x.dim() - 1](
         x.transpose(0, 1).flatten(1, 2),
         tensors["weight"].flatten(0, 1),
         tensors["bias"].flatten() if "bias" in tensors else None,
@@ -186,6 +185,5 @@ def mean_losses(
         counted = torch.where(weights > 0, each.mean(2), 0.0)
         return counted.sum(1) / weights.sum(1).clamp(min=1)
     if entropy and not targets.is_floating_point():
-        counts = (targets != IGNORED).flatten(1).sum(1)
-        return each.flatten(1).sum(1) / counts
+        return each.flatten(1).sum(1) / (targets != IGNORED).flatten(1).sum(1)
     return each.flatten(1).mean(1)

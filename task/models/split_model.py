@@ -235,8 +235,7 @@ class SplitModel(nn.Module):
     @property
     def first_linear(self) -> nn.Linear | None:
         """First layer of the head if it is linear, None otherwise."""
-        leaves = (m for m in self.head.modules() if not any(m.children()))
-        first = next(leaves, None)
+        first = next((m for m in self.head.modules() if not any(m.children())), None)
         return first if isinstance(first, nn.Linear) else None
 
     def part(self, name: Part) -> nn.Module:

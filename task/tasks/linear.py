@@ -35,8 +35,7 @@ Tested = tuple[float, int, Metrics]
 
 def orthonormal(b: Matrix) -> Matrix:
     """Return an orthonormal basis of the columns of b: Q of its QR decomposition."""
-    q: Matrix = np.linalg.qr(b).Q
-    return q
+    return np.linalg.qr(b).Q
 
 
 def principal_angle_distance(b1: Matrix, b2: Matrix) -> float:

@@ -92,8 +92,7 @@ class QCQP:
         return self.value(x, self.mean[:, None])
 
     def _product(self, x: Float64s) -> Float64s:
-        product: Float64s = (self.a @ x[..., None])[..., 0]
-        return product
+        return (self.a @ x[..., None])[..., 0]
 
 
 @dataclass(frozen=True)
@@ -143,8 +142,7 @@ class LogisticRegression:
 
     def value(self, x: Float64s, samples: Float64s) -> Float64s:
         """Return log(1 + exp(−y xᵀ p))."""
-        loss: Float64s = np.logaddexp(0, -dot(x, samples))
-        return loss
+        return np.logaddexp(0, -dot(x, samples))
 
     def gradient(self, x: Float64s, samples: Float64s) -> Float64s:
         """Return −σ(−y xᵀ p) y p."""
@@ -175,8 +173,7 @@ def _direction(seed: list[int]) -> Float64s:
 
 def _sigmoid(z: Float64s) -> Float64s:
     """Return 1 / (1 + exp(−z)) without overflow."""
-    sigmoid: Float64s = np.exp(-np.logaddexp(0, -z))
-    return sigmoid
+    return np.exp(-np.logaddexp(0, -z))
 
 
 # Costs and the interval of the offsets c_ij, by the name of the problem.

@@ -232,8 +232,7 @@ class TableTask(PartitionedTask):
         part = self.dataset.train
         tables = [part.images, *([] if self.classes else [part.labels[:, None]])]
         arrays = [np.stack(column_statistics(table)) for table in tables]
-        values: list[float] = np.concatenate(arrays, axis=1).ravel().tolist()
-        return values
+        return np.concatenate(arrays, axis=1).ravel().tolist()
 
     def _select(self, client: int, training: bool) -> ExampleSet:
         part = self.dataset.train if training else self.dataset.test

@@ -355,14 +355,12 @@ class TextTask(FileTask):
             inputs, targets = codes[:stop], codes[1 : stop + 1]
             shape = -1, self.length
             return ExampleSet(inputs.view(shape), targets.view(shape))
-        windows = codes.unfold(0, self.length, 1)[:-1]
-        return ExampleSet(windows, codes[self.length :])
+        return ExampleSet(codes.unfold(0, self.length, 1)[:-1], codes[self.length :])
 
     def _tokens(self, texts: list[str]) -> Tensor:
         rows = []
         for text in texts:
-            words = text.lower().split()[-self.length :]
-            codes = [self._token(word) for word in words]
+            codes = [self._token(word) for word in text.lower().split()[-self.length :]]
             rows.append([0] * (self.length - len(codes)) + codes)
         return torch.tensor(rows)
 
@@ -451,8 +449,7 @@ class TransformerText(FileTask):
 
     def _tokens(self, texts: list[str]) -> Tensor:
         size = {"max_length": self.length, "truncation": True, "padding": "max_length"}
-        encoded = self.tokenizer(texts, return_tensors="pt", **size)
-        tokens: Tensor = encoded["input_ids"]
+        tokens: Tensor = self.tokenizer(texts, return_tensors="pt", **size)["input_ids"]
         return tokens
 
 

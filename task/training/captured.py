@@ -76,8 +76,7 @@ def cuda_graph(step: Step) -> Step:
             _failed.clear()
     finally:
         current.wait_stream(stream)
-    replay: Step = graph.replay
-    return replay
+    return graph.replay
 
 
 # How steps are captured on each type of device, and graphs whose captures failed.

@@ -173,9 +173,8 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
     expected = min(sgd.batch_size, len(examples))
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     hooks = _hooks(model)
-    plain = sgd.optimizer(module)
     optimizer = _opacus("optimizers").DPOptimizer(
-        plain,
+        sgd.optimizer(module),
         noise_multiplier=privacy.dp_noise,
         max_grad_norm=privacy.dp_clip,
         expected_batch_size=expected,

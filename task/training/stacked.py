@@ -100,8 +100,7 @@ class PooledExamples:
     @cached_property
     def has_ignored(self) -> bool:
         """True if cross-entropy ignores some of the targets."""
-        floats = self._targets.is_floating_point()
-        return not floats and int(self._targets.min()) < 0
+        return not self._targets.is_floating_point() and int(self._targets.min()) < 0
 
     @cached_property
     def _inputs(self) -> Tensor | None:
@@ -214,8 +213,7 @@ def stacked_epochs(
     plan = []
     for of_run, run in groupby(steps, key=itemgetter(1, 2)):
         starts = [start for start, *_ in run]
-        firsts = range(0, len(starts), most)
-        plan += [(starts[i : i + most], *of_run) for i in firsts]
+        plan += [(starts[i : i + most], *of_run) for i in range(0, len(starts), most)]
     # 1 for the examples of each client, and 0 for padding.
     present = (torch.arange(columns[0].shape[2]) < counts[:, None]).float()
     present = present.to(pool.place)

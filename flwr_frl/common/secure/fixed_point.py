@@ -68,8 +68,7 @@ class Plan:
     @property
     def quantum(self) -> float:
         """Distance of neighbouring values. A mean is off by at most half of it."""
-        finest = self.noise * self.clip / LARGEST_NOISE
-        return max(self.bound / self.largest, finest)
+        return max(self.bound / self.largest, self.noise * self.clip / LARGEST_NOISE)
 
     def encode(self, before: Arrays, after: Arrays, weight: int = 1) -> Words:
         """Return the changes of a client's arrays as one vector of words.
@@ -121,8 +120,7 @@ class Plan:
         weight = int(signed[-1]) if self.most else count
         means, start = dict[str, Floats](), 0
         for name, old in before.items():
-            is_float = old.dtype.kind == "f"
-            unit = self.quantum * max(1, self.most) if is_float else 1.0
+            unit = self.quantum * max(1, self.most) if old.dtype.kind == "f" else 1.0
             part = signed[start : (start := start + old.size)].reshape(old.shape)
             means[name] = np.asarray(part * (unit / weight) if weight else part * 0.0)
         return means

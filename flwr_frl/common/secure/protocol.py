@@ -172,8 +172,7 @@ class Member:
                 self.held = {node: of_key + of_own}
                 box = mark(b"seed", self.session, self.seeds[2]).ljust(BOX, b"\0")
             else:
-                plain = of_key + of_own
-                box = crypto.seal(self._channel(node), plain, b"".join(pair))
+                box = crypto.seal(self._channel(node), of_key + of_own, b"".join(pair))
             box += mark(b"key", self.session, *pair, of_key)
             sent[node] = box + mark(b"own", self.session, *pair, of_own)
         return sent
