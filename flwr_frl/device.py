@@ -18,6 +18,8 @@ from flwr_frl.common.files import PRIVATE, atomic_file, write_atomically
 from flwr_frl.common.settings import require
 
 KEY = "node.key"
+# The unit's StateDirectory; a SuperNode can write to no other folder by default.
+LIBRARY = "/var/lib/flwr-frl"
 # Files of `deploy` that are copied, with the paths of the device.
 UNITS = "supernode.service", "watchdog@.service", "watchdog@.timer"
 NEXT = """\
@@ -89,7 +91,8 @@ def init(options: Namespace) -> str:
     openssh = ssh.Encoding.OpenSSH, ssh.PublicFormat.OpenSSH
     public = f"{key.public_key().public_bytes(*openssh).decode()} {name}"
     config = {"client-name": name, "data-dir": str(data)}
-    config["state-dir"] = str(_path(options.state_dir))
+    states = _path(options.state_dir)
+    config["state-dir"] = str(states)
     # JSON strings are strings of TOML, with the backslashes of Windows escaped.
     toml = "".join(f"{n} = {dumps(v, ensure_ascii=False)}\n" for n, v in config.items())
     texts = {
@@ -99,6 +102,10 @@ def init(options: Namespace) -> str:
         "supernode.env": f"SUPERLINK={link}\nNODE_CONFIG={folder / 'node.toml'}\n",
         **{unit: _unit(unit, folder, options.user or getuser()) for unit in UNITS},
     }
+    is_own = not states.is_relative_to(LIBRARY)
+    if is_own:
+        unit, strict = UNITS[0], "ProtectSystem=strict\n"
+        texts[unit] = texts[unit].replace(strict, f"{strict}ReadWritePaths={states}\n")
     try:
         with atomic_file(folder / KEY, mode=PRIVATE) as file:
             file.write(key.private_bytes(*private))
@@ -106,6 +113,10 @@ def init(options: Namespace) -> str:
                 chown(file.fileno(), options.user)
     except LookupError:
         require(False, "user", options.user, "a user of this system")
+    if is_own:
+        states.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if options.user:
+            chown(states, options.user)
     for file_name, text in texts.items():
         write_atomically(folder / file_name, text.encode(), mode=0o644)
     at = shlex.quote(str(folder))

@@ -157,6 +157,7 @@ def test_device_init_writes_key_config_and_units(words, tmp_path, capsys):
     assert (folder / "supernode.env").read_text() == environment
     units = [(folder / unit).read_text() for unit in UNITS]
     assert not re.search("/opt/|/etc/flwr-frl", "".join(units))
+    assert "ReadWritePaths" not in units[0]
     # The second device of a folder would lose the key of the first.
     before = tree(tmp_path)
     assert cli.main(words) == 2
@@ -164,6 +165,14 @@ def test_device_init_writes_key_config_and_units(words, tmp_path, capsys):
         capsys.readouterr().err
     )
     assert tree(tmp_path) == before
+
+
+def test_device_init_lets_the_unit_write_to_another_state_dir(words, tmp_path):
+    states = tmp_path / "usb" / "states"
+    assert cli.main([*words, "--state-dir", str(states)]) == 0
+    assert states.stat().st_mode & 0o777 == 0o700
+    unit = (tmp_path / "etc" / UNITS[0]).read_text()
+    assert f"\nProtectSystem=strict\nReadWritePaths={states}\n" in unit
 
 
 @pytest.mark.parametrize(
