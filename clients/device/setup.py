@@ -324,10 +324,13 @@ def properties_of(context: Context, setup: Setup, config: Config) -> Config:
     ConfigRecord(cast(dict[str, ConfigRecordValues], properties))
     if "partition-id" in context.node_config:
         return properties | simulated_properties(client.task, setup)
-    if client.task.column_statistics:
+    if statistics := client.task.column_statistics:
         allowed = "client or none with dp-noise: its sums have no noise"
         require(not setup.device.dp_noise, "standardize", "global", allowed)
-        properties[keys.COLUMNS] = cast(Any, [*client.task.column_statistics])
+        most = keys.MOST_STATISTICS
+        allowed = f"client or none on devices with more than {most // 3:,} columns"
+        require(len(statistics) <= most, "standardize", "global", allowed)
+        properties[keys.COLUMNS] = cast(Any, [*statistics])
     # A device handles each message in a new process, so notes are logged here only.
     for note in getattr(client.task, "notes", ()):
         log(WARNING, "%s", note)

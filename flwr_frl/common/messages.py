@@ -118,6 +118,8 @@ NEWCOMER = "newcomer"
 # Devices with a table: number, mean and deviation of each column in the training data;
 # in the config of a message, those of all devices together.
 COLUMNS = "column-statistics"
+# Most of these numbers, as the server refuses longer lists.
+MOST_STATISTICS = 12_000
 # Name of the client's model, where clients may have different ones.
 MODEL = "model"
 # Shape of the images, for clients of image tasks.

@@ -99,6 +99,12 @@ def test_private_runs_refuse_plain_sums_and_name_client(tables, private):
     assert "standardize is 'global'; expected client or none with" in error
 
 
+def test_tables_with_too_many_columns_name_client(tables, monkeypatch):
+    monkeypatch.setattr("flwr_frl.common.messages.MOST_STATISTICS", 6)
+    error = str(refusal(run, settings_of(tables, "devices"), tables, PEOPLE))
+    assert "expected client or none on devices with more than 2 columns" in error
+
+
 def test_pooled_statistics_are_those_of_all_rows_and_leave_out_unusual_lists():
     rows = np.random.default_rng(1).normal([1e6, -3], [1, 20], (50, 2))
     parts = [rows[:7], rows[7:]]
