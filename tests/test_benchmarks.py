@@ -16,7 +16,7 @@ from benchmarks.derived import compare, time_to, worst_decile
 from benchmarks.natural_tasks import auroc
 from benchmarks.run import CONFIGS, RESERVED, TUNING_SEED, Bench, read, reduced
 from benchmarks.runs import DEFAULTS, load
-from flwr_frl import cli, simulate
+from flwr_frl import simulate
 from flwr_frl.results.results import write_json
 
 # Byzantine clients (liars.md). Two honest clients have moved from (10, 10) by (1, 0)
@@ -190,33 +190,6 @@ def test_times_to_a_level_are_interpolated_between_tests():
 
 
 # The oracle of refactorings
-
-# Training loss and accuracy of the second round on the digits. To regenerate a row
-# after an intended change, copy the pair that the failing assertion shows.
-ROUNDED = {
-    "fedavg": (1.0844, 0.1642),
-    "fedrep": (0.5729, 0.5287),
-    "flute": (1.0844, 0.4389),
-    "srpfl": (0.5684, 0.4211),
-    "scaffold": (1.1615, 0.0751),
-    "ditto": (1.0844, 0.4822),
-}
-SETTINGS = """
-num-clients=10 evaluate-every=1 batch-size=20 learning-rate=0.05 head-epochs=2
-initial-nodes=4 cohort="off"
-"""
-
-
-@pytest.mark.parametrize("algorithm", ROUNDED)
-def test_two_rounds_give_the_recorded_results(algorithm, tmp_path):
-    arguments = [algorithm, "--backend", "inline", "--rounds", "2"]
-    arguments += ["--output", str(tmp_path), "--run-config", SETTINGS]
-    assert cli.main(arguments) == 0
-    last = (tmp_path / algorithm / "metrics.jsonl").read_text().splitlines()[-1]
-    row = json.loads(last)
-    rounded = (round(row["train-loss"], 4), round(row["accuracy"], 4))
-    # Other builds of torch round differently; one image is 0.003 of the mean accuracy.
-    assert rounded == pytest.approx(ROUNDED[algorithm], abs=0.01)
 
 
 def test_each_difference_of_two_recordings_is_reported(tmp_path, capsys):

@@ -7,7 +7,7 @@ from client_messages import new_context
 from torch import nn
 
 from flwr_frl.clients import FedAvgClient, FedRepClient
-from flwr_frl.clients.base import Client, TrainingSettings
+from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.groups import (
     HEAD,
     REPRESENTATION,
@@ -64,24 +64,6 @@ def client_of(kind, task=None, context=None, index=0) -> Client:
     return kind(task or task_of(), index, state, kind._settings_type())
 
 
-def test_initial_values_come_from_the_model_and_from_initial_group():
-    client = client_of(Remembering)
-    *arrays, control = client.get_parameters({})
-    state = client.task.initial_state
-    for name, array in zip(BODY, arrays, strict=True):
-        np.testing.assert_array_equal(array, state[name].numpy())
-    assert control.tolist() == [7.0, 7.0]
-
-    # By default, an additional group is initialized with a copy of the model.
-    class Double(Client):
-        personal = ("model.",)
-
-    double = client_of(Double)
-    assert array_names(double, ("model.",)) == [f"model.{n}" for n in [*BODY, *TOP]]
-    copies = initial_arrays(double, ("model.",))
-    assert all(torch.equal(copies[f"model.{n}"], value) for n, value in state.items())
-
-
 def test_the_structure_depends_only_on_shared_arrays():
     def structure(kind, **task) -> str:
         return client_of(kind, task_of(**task)).get_properties({})["structure"]
@@ -103,48 +85,6 @@ def test_the_structure_depends_only_on_shared_arrays():
 
 
 # Receiving, saving and sending
-
-
-def test_receive_loads_shared_and_saved_arrays():
-    client = client_of(Remembering)
-    body = [np.full((4, 3), 2, np.float32), np.full(4, 3, np.float32)]
-    control = np.array([1, 2], np.float32)
-    client._receive([*body, control], {})
-    assert list(client.received) == [*BODY, "control.weight"]
-    assert (client.model.representation.weight == 2).all()
-    assert (client.model.representation.bias == 3).all()
-    # The client has not saved anything yet.
-    initial = client.task.initial_state["head.weight"]
-    assert torch.equal(client.model.head.weight, initial)
-    assert client.saved["memory.sum"].tolist() == [[5.0] * 3] * 2
-    with pytest.raises(ValueError, match="zip"):
-        client._receive(body, {})
-
-
-def test_saved_arrays_are_loaded_in_the_next_round():
-    context = new_context()
-    heads = []
-    for server_round in (1, 2, 3):
-        client = client_of(Remembering, context=context)
-        client.fit(client.get_parameters({}), {"server-round": server_round})
-        kept = PersonalState(context).load()
-        assert list(kept) == array_names(client, client.personal)
-        assert kept["memory.rounds"].item() == server_round
-        assert (kept["memory.sum"] == 5 + 0.5 * server_round).all()
-        trained = client.model.head.weight.detach().numpy()
-        np.testing.assert_array_equal(kept["head.weight"], trained)
-        heads.append(kept["head.weight"].copy())
-    assert not np.array_equal(heads[0], heads[1])
-    client = client_of(Remembering, context=context)
-    client._receive(client.get_parameters({}), {})
-    # The deployed model has the saved head.
-    head = client.deployed_model().head.weight
-    np.testing.assert_array_equal(head.detach().numpy(), heads[2])
-    # The server has acknowledged only round 2.
-    state = PersonalState(context, acknowledged=2)
-    client = Remembering(task_of(), 0, state, TrainingSettings())
-    client._receive(client.get_parameters({}), {})
-    assert client.saved["memory.rounds"].item() == 2
 
 
 def test_clients_do_not_modify_the_common_initial_values():

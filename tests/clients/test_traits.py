@@ -20,12 +20,10 @@ from flwr_frl.clients import (
     RepresentationTransferClient,
     SyntheticMultiTaskClient,
 )
-from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.base import deployed_kind, needs_classes
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.messages import TESTED_MODELS
-from flwr_frl.common.settings import build, require, resolve, setting
-from flwr_frl.strategies.algorithms import ALGORITHMS
+from flwr_frl.common.settings import build, require, setting
 from flwr_frl.task.base import ExampleTask, Task
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
@@ -85,17 +83,6 @@ def test_a_new_fit_does_not_inherit_example_level_privacy():
     assert not supports(heir(Mixin))
     declared = type("Heir", (Mixin, FedRepClient), {}, supports_example_dp=True)
     assert supports(declared)
-
-
-def test_algorithms_that_support_example_level_privacy():
-    names = {n for n in ALGORITHMS if supports(client_class(resolve({"algorithm": n})))}
-    assert names == {
-        *("fedrep", "fedper", "lg-fedavg", "flute", "flute-star", "local", "fedbabu"),
-        *("fedavg", "fedavg-ft", "fedprox", "fedprox-ft", "scaffold", "scaffold-ft"),
-        *("fedamp", "knn-per", "pfedhn", "fedsa-lora", "ffa-lora", "feddpa"),
-        *("ditto", "fed-mtl", "fedbuff", "fedasync", "srpfl", "lg-srpfl"),
-        *("srpfl-flute", "flanp", "flanp-ft"),
-    }
 
 
 def test_invalid_traits_raise_a_one_line_error():

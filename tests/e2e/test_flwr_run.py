@@ -81,30 +81,17 @@ def test_simulate_from_python_gives_summary_and_rows(followed):
 
 
 @pytest.mark.e2e
-def test_the_regularizer_of_the_variant_restrains_the_training(followed):
-    results = followed / "near"
-    fedrep, near = (
-        read_lines(results / name / "metrics.jsonl")[-1]["train-loss"]
-        for name in ("fedrep", "NearFedRep")
-    )
-    assert near > 1.005 * fedrep
+def test_the_variants_of_the_guide_train(followed):
+    def rows_of(*place: str) -> list[dict]:
+        return read_lines(followed.joinpath(*place, "metrics.jsonl"))
 
-
-@pytest.mark.e2e
-def test_another_optimizer_learns(followed):
-    rows = read_lines(followed / "rates" / "Adam" / "metrics.jsonl")
-    losses = [row["train-loss"] for row in rows]
+    # The regularizer restrains the training.
+    fedrep, near = (rows_of("near", n)[-1] for n in ("fedrep", "NearFedRep"))
+    assert near["train-loss"] > 1.005 * fedrep["train-loss"]
+    losses = [row["train-loss"] for row in rows_of("rates", "Adam")]
     assert losses[-1] < 0.9 * losses[0]
-
-
-@pytest.mark.e2e
-def test_additional_uploads_are_in_the_rows(followed):
-    rows = read_lines(followed / "centroids" / "Centroids" / "metrics.jsonl")
+    rows = rows_of("centroids", "Centroids")
     assert all(row["centroids"] > 0 for row in rows)
     assert not any(row["rejected"] for row in rows)
-
-
-@pytest.mark.e2e
-def test_all_five_clients_train_with_flwr_run(followed):
-    rows = read_lines(followed / "flwr-results" / "Cautious" / "metrics.jsonl")
+    rows = rows_of("flwr-results", "Cautious")
     assert [row["clients"] for row in rows] == [5, 5, 5]

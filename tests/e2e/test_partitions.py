@@ -1,12 +1,11 @@
 """Three devices with partitions of a task's data match the simulation.
 
 One SuperLink with TLS and three SuperNodes with keys run one algorithm for each kind of
-message and Flower's template app, two runs at the same time: a SuperNode that finds no
-message pauses for three seconds, which rarely happens with two runs. The disk of one
-device is full and that of another is read-only, so these keep their states in memory.
+message, two runs at the same time: a SuperNode that finds no message pauses for three
+seconds, which rarely happens with two runs. The disk of one device is full and that of
+another is read-only, so these keep their states in memory.
 """
 
-import shutil
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -48,17 +47,6 @@ CASES = {
     ),
     "linear FedRep": ("fedrep", 'task="linear" learning-rate=0.1'),
 }
-TEMPLATE = Path(__file__).parent / "template_app"
-# Changes to Flower's template that replace its FedAvg by ours.
-CHANGES = {
-    "from flwr.serverapp.strategy import FedAvg": (
-        "from flwr_frl.strategies import FedAvg"
-    ),
-    "FedAvg(fraction_evaluate=fraction_evaluate)": (
-        f"FedAvg(fraction_train=1.0, min_available_nodes={len(NAMES)}, "
-        "fraction_evaluate=fraction_evaluate)"
-    ),
-}
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +80,7 @@ def log_of(federation: Federation, name: str) -> str:
 def logs(devices: Federation) -> Iterator[dict[str, Future[str]]]:
     """Futures of the runs, which return their logs."""
     with ThreadPoolExecutor(TOGETHER) as pool:
-        started = {
+        yield {
             case: pool.submit(
                 devices.run,
                 project(),
@@ -102,22 +90,6 @@ def logs(devices: Federation) -> Iterator[dict[str, Future[str]]]:
             )
             for case, (algorithm, settings) in CASES.items()
         }
-        app = template_app(devices.home)
-        started["template"] = pool.submit(devices.run, app, "num-server-rounds=2", 1200)
-        yield started
-
-
-def template_app(home: Path) -> Path:
-    """Return a copy of Flower's template app with our FedAvg in its ServerApp."""
-    app = home / "app"
-    shutil.copytree(TEMPLATE, app, ignore=shutil.ignore_patterns("__pycache__"))
-    server_app = app / "templateapp" / "server_app.py"
-    source = server_app.read_text()
-    for old, new in CHANGES.items():
-        assert source.count(old) == 1
-        source = source.replace(old, new)
-    server_app.write_text(source)
-    return app
 
 
 @pytest.mark.e2e
@@ -145,16 +117,3 @@ def test_the_state_stays_in_memory_if_the_disk_is_broken(
             line += f"{disk_of(devices, kind)}/disk"
             assert (line in text) == (kind != "healthy"), text
     assert list(disk_of(devices, "healthy").rglob("disk/*/*-00000002.safetensors"))
-
-
-@pytest.mark.e2e
-def test_the_template_app_trains_on_supernodes(
-    devices: Federation, logs: dict[str, Future[str]]
-) -> None:
-    output = logs["template"].result()
-    assert f"'evaluated': {len(NAMES)}" in output, output
-    assert "'rejected': 0" in output
-    texts = [log_of(devices, name) for name in NAMES]
-    # Each node has the traceback of a missing query function in its log.
-    asked = [text.count("No query function registered") > 0 for text in texts]
-    assert all(asked)

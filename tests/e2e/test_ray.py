@@ -117,16 +117,6 @@ def test_ray_listens_on_loopback_only():
         socket.create_connection(("127.0.0.2", int(port)))
 
 
-@pytest.mark.e2e
-def test_a_run_on_ray_is_resumed_inline(tmp_path):
-    more = {"evaluate_every": 1}
-    run_tiny("fedrep", tmp_path, ray_grid, num_server_rounds=2, **more)
-    resumed = run_tiny("fedrep", tmp_path, resume=str(tmp_path), **more)
-    expected = run_tiny("fedrep", **more)
-    assert resumed.rows == expected.rows
-    assert_same(resumed, expected)
-
-
 def exchange(grid: RayGrid, timeout: float | None = None) -> list[Message]:
     """Send a message to each node; return the replies."""
     messages = [Message(RecordDict(), n, "train") for n in grid.get_node_ids()]

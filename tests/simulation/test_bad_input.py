@@ -55,6 +55,21 @@ outsiders:WithoutClient => client
 outsiders:LostClient => client
 outsiders:StrangeClient => ~'outsiders:Plain' is no client
 fedrep outsiders:fedrep => ~two algorithms are called 'fedrep'
+squarm-sgd @ graph='rign' => ~unknown graph 'rign'; did you mean 'ring'?
+squarm-sgd @ graph='nowhere.txt' => ~unknown graph 'nowhere.txt'; known: complete
+squarm-sgd --clients 5 @ graph='torus' => ~the number of nodes of a torus is 5
+squarm-sgd @ graph='erdos-renyi' edge-probability=0.0 => edge-probability
+squarm-sgd @ consensus-step=1.5 => consensus-step
+squarm-sgd @ consensus-step=0.0 => consensus-step
+squarm-sgd @ consensus-step=nan => consensus-step
+squarm-sgd @ local-steps=0 => local-steps
+squarm-sgd @ compressor='topk' => compressor
+squarm-sgd @ compressor-k=1.5 => compressor-k
+squarm-sgd @ compressor='qsgd' compressor-levels=32768 => compressor-levels
+squarm-sgd @ trigger='1:2' => trigger
+squarm-sgd @ learning-rate-schedule='cosine' => learning-rate-schedule
+squarm-sgd @ max-missed-rounds=0 => max-missed-rounds
+dpsgd --clients 1 @ partition='iid' => ~the number of nodes is 1
 fedavg @ fewest=3 => setting
 outsiders:Hooked @ fewest=0 => fewest
 --task nowhere:task => task

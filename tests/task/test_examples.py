@@ -50,17 +50,6 @@ def test_shuffling_and_draws_follow_torch_and_differ_between_epochs():
     assert first[2] != first[3]
 
 
-def test_normalisation_of_hand_computed_pixels():
-    # Two pixels of two channels; mean (10, 100), std (2, 50).
-    image = torch.tensor([[[[10, 200], [14, 0]]]], dtype=torch.uint8)
-    mean, std = torch.tensor([10.0, 100.0]), torch.tensor([2.0, 50.0])
-    ((inputs, targets),) = ExampleSet(image, torch.tensor([7]), mean, std).batches(5)
-    # (10 - 10)/2 = 0, (14 - 10)/2 = 2; (200 - 100)/50 = 2, (0 - 100)/50 = -2.
-    assert inputs.tolist() == [[[[0.0, 2.0]], [[2.0, -2.0]]]]
-    assert inputs.dtype == torch.float32
-    assert targets.tolist() == [7]
-
-
 def crops_of(image: np.ndarray, padding: int) -> list[np.ndarray]:
     """Return every crop of the zero-padded image, and its mirror image."""
     height, width, _ = image.shape

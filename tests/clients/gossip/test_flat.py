@@ -3,7 +3,6 @@
 import copy
 
 import numpy as np
-import pytest
 import torch
 from torch import nn
 
@@ -14,39 +13,8 @@ from flwr_frl.clients.gossip.flat import (
     sketch,
 )
 from flwr_frl.common.messages import SKETCH
-from flwr_frl.task.models import build_model
 
-SHAPES = {"logistic": (1, 8, 8), "digits-cnn": (1, 8, 8), "resnet20": (3, 16, 16)}
-by_model = pytest.mark.parametrize("name", sorted(SHAPES))
 LAST = torch.channels_last
-
-
-def model_of(name: str) -> nn.Module:
-    torch.manual_seed(0)
-    return build_model(name, SHAPES[name], 10)
-
-
-def joined(tensors) -> torch.Tensor:
-    """Concatenate the entries of tensors; those of convolutions channels last."""
-    each = [t.permute(0, 2, 3, 1) if t.dim() == 4 else t for t in tensors]
-    return torch.cat([tensor.detach().reshape(-1) for tensor in each])
-
-
-@by_model
-def test_gradients_are_those_of_an_untouched_copy(name):
-    model = model_of(name)
-    untouched = copy.deepcopy(model)
-    flat = FlatParameters(model)
-    x = torch.randn(4, *SHAPES[name]).to(memory_format=LAST)
-    y = torch.tensor([1, 2, 3, 4])
-    nn.functional.cross_entropy(untouched(x), y).backward()
-    expected = joined(p.grad for p in untouched.parameters())
-    flat.gradient.zero_()
-    # Gradients accumulate unless they are set to zero.
-    for times in (1, 2):
-        nn.functional.cross_entropy(model(x), y).backward()
-        close = {"rtol": 1e-4, "atol": 1e-6}
-        torch.testing.assert_close(flat.gradient, times * expected, **close)
 
 
 def test_layouts_match_hand_computed_ones():

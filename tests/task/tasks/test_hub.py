@@ -20,7 +20,6 @@ from flwr_frl.clients.device.setup import build_client
 from flwr_frl.common.settings import resolve
 from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks.image import ImageTask
-from flwr_frl.task.tasks.table import TableTask
 
 WRITERS, EACH = 4, 10
 BY_WRITER = {"client_column": "writer_id"}
@@ -156,29 +155,6 @@ def test_a_row_without_a_client_is_an_error(tmp_path, clients, tested):
     assert code == "client-column"
 
 
-def test_examples_of_a_table_are_its_rows(home):
-    task = task_of(home, "table", 3, input_columns="width,height", label_column="kind")
-    assert type(task) is TableTask
-    # Classes are in the order of NumPy's sort.
-    assert task.classes == ("high", "low")
-    lines = (home / "table" / "rows.csv").read_text().splitlines()[1:]
-    rows = {
-        (*map(np.float32, cells[:2]), task.classes.index(cells[3]))
-        for cells in (line.split(",") for line in lines)
-    }
-    examples = [
-        (*row, int(label))
-        for i in range(3)
-        for part in (task.train_examples(i), task.test_examples(i))
-        for inputs, targets in part.batches(50)
-        for row, label in zip(inputs.numpy(), targets, strict=True)
-    ]
-    assert len(examples) == 120
-    assert set(examples) == rows
-    assert task.unused_settings["augment"] == "there are no images"
-    assert task.unused_settings["dirichlet-alpha"] == "partition 'iid' does not use it"
-
-
 def test_device_reads_its_own_data_dir(home):
     node = {"client-name": "pi", "data-dir": str(home / "saved")}
     config = {"task": "hf:flwrlabs/femnist", "cache-dir": str(home / "cache")}
@@ -191,13 +167,9 @@ BY_KIND = {"label_column": "kind"}
 BAD = [
     ("nowhere", {}, "data-dir"),
     ("table", {}, "label-column"),
-    ("table", {**BY_KIND, "input_columns": "width,depth"}, "input-columns"),
-    ("table", {**BY_KIND, "input_columns": "place"}, "input-columns"),
-    ("table", {**BY_KIND, "label_column": "sort"}, "label-column"),
     ("table", {**BY_KIND, "test_fraction": 0.999}, "test-fraction"),
     ("table", {**BY_KIND, "data_subset": "x"}, "data-subset"),
     ("table", {**BY_KIND, "model": "cifar10-cnn"}, "settings"),
-    ("table", {**BY_KIND, "client_column": "town"}, "client-column"),
     ("h5", BY_KIND, "data-dir"),
 ]
 

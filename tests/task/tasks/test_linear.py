@@ -2,29 +2,14 @@
 
 import numpy as np
 import pytest
-import torch
 from command_line import rows_of, run
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import code_of
 
-from flwr_frl.common.settings import build, resolve
 from flwr_frl.task.tasks.linear import LinearData, LinearTask, principal_angle_distance
 
-
-def column(*entries: float) -> np.ndarray:
-    return np.array(entries)[:, None]
-
-
 # Principal angle distance
-
-
-@pytest.mark.parametrize("degrees", [0, 17, 30, 45, 60, 90, 120, 180])
-def test_the_distance_of_two_lines_is_the_sine_of_their_angle(degrees):
-    angle = np.deg2rad(degrees)
-    # Lengths and signs must not matter.
-    a, b = column(3, 0), -0.2 * column(np.cos(angle), np.sin(angle))
-    assert principal_angle_distance(a, b) == pytest.approx(abs(np.sin(angle)), abs=1e-9)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(1, 6))
@@ -91,29 +76,6 @@ def test_test_examples_are_not_in_training_batches():
     for draw in range(50):
         x, _ = task.draw(0, draw)
         assert not seen & {tuple(row) for row in x.astype(np.float32).tolist()}
-
-
-def test_model_is_linear_with_mean_squared_error():
-    task = LinearTask(dimension=3, rank=2)
-    model = task.initial_model()
-    assert {n: tuple(p.shape) for n, p in model.state_dict().items()} == {
-        "representation.weight": (2, 3),
-        "head.weight": (1, 2),
-    }
-    assert torch.equal(model.head.weight, task.initial_model().head.weight)
-    # Errors 1 and -3: (1 + 9)/2 = 5.
-    outputs, targets = torch.tensor([[1.0], [2.0]]), torch.tensor([[0.0], [5.0]])
-    assert task.loss(outputs, targets).item() == 5.0
-
-
-def test_from_settings():
-    names = {"dimension": 7, "rank": 3, "samples": 9, "noise-variance": 0.5}
-    settings = resolve({**names, "spectrum": "gaussian", "seed": 6})
-    expected = LinearTask(7, 3, 9, 0.5, "gaussian", 4, 6)
-    assert build(LinearTask, settings, num_clients=4) == expected
-    # A device has a single client.
-    alone, one = LinearTask(num_clients=0), LinearTask(num_clients=1)
-    np.testing.assert_array_equal(alone.draw(0, 3)[1], one.draw(0, 3)[1])
 
 
 @pytest.mark.parametrize(

@@ -123,11 +123,9 @@ CHECKED = [
     ({"train": one(torch.ones(2, 3).double(), CLASSES)}, "(torch.float64, (2, 3))"),
     ({"train": one(torch.ones(2, 5), CLASSES)}, "(2, 5))"),
     ({"train": one(ROWS[:2], CLASSES * 7)}, "train examples of client 0: "),
-    ({"test": one(ROWS[:2], CLASSES * 7)}, "test examples of client 0: "),
     ({"train": one(ROWS, LARGE)}, "the target of row 77 is 7"),
-    ({"test": one(ROWS, torch.tensor([0, -100] * 39 + [0, -1]))}, "of row 79 is -1"),
+    ({"test": one(ROWS[:2], CLASSES * 7)}, "test examples of client 0: "),
     ({"train": one(late(math.nan), ZEROS)}, "inputs of row 78"),
-    ({"train": one(late(math.nan).flip(0), ZEROS)}, "inputs of row 1 "),
     (
         {"train": one(ROWS, HOLES), "model": single, "loss": mse_loss},
         "targets of row 4",
@@ -173,7 +171,6 @@ CHECKED = [
     (headed("fc3", behind=lambda x: functional.log_softmax(x, 1)), "not the last"),
     (headed("fc3", behind=lambda x: {"logits": x}), "not the last"),
     (headed("fc2"), "not the last"),
-    (headed("fc1"), "not the last"),
     # Metrics
     ({"metrics": {"f1": lambda x, y: x}}, "metric 'f1' is tensor("),
     ({"metrics": {"f1": lambda x, y: x.foo}}, "metric 'f1' fails"),
@@ -246,56 +243,7 @@ def test_unusual_parts_are_accepted(change):
     ExampleTask(**{**usual, **change}).check(0)
 
 
-# Few clients are tried
-
-
-class Counting(nn.Module):
-    """An embedding of ten tokens, or two numbers, that records its batches."""
-
-    def __init__(self, calls: list[torch.Tensor], tokens: bool) -> None:
-        super().__init__()
-        self.calls = calls
-        self.embed = nn.Embedding(10, 4) if tokens else nn.Linear(2, 4)
-
-    def __deepcopy__(self, memo):
-        copy = Counting(self.calls, isinstance(self.embed, nn.Embedding))
-        copy.embed = deepcopy(self.embed, memo)
-        return copy
-
-    def forward(self, inputs):
-        self.calls.append(inputs)
-        embedded = self.embed(inputs)
-        return embedded.mean(1) if embedded.ndim > 2 else embedded
-
-
-def counting_task(inputs, targets=None):
-    """Return a task whose clients have these inputs, and the batches it is tried on."""
-    calls: list[torch.Tensor] = []
-    tokens = not inputs[0].is_floating_point()
-    labels = targets or [torch.arange(len(each)) % 2 for each in inputs]
-    sets = [ExampleSet(*pair) for pair in zip(inputs, labels, strict=True)]
-
-    def counted() -> SplitModel:
-        return SplitModel(Counting(calls, tokens), nn.Linear(4, 2))
-
-    return ExampleTask(counted, sets, sets), calls
-
-
-@pytest.mark.parametrize(
-    ("inputs", "tried"),
-    [
-        ([torch.randn(6, 2) for _ in range(50)], [True] + [False] * 49),
-        ([torch.zeros(n, 2) for n in (3, 4, 60)], [True, False, False]),
-    ],
-)
-def test_only_the_first_of_similar_clients_is_tried(inputs, tried):
-    task, calls = counting_task(inputs)
-    found = []
-    for client in range(len(inputs)):
-        calls.clear()
-        task.check(client)
-        found.append(bool(calls))
-    assert found == tried
+# Clients after the first
 
 
 @pytest.mark.parametrize(
@@ -311,7 +259,9 @@ def test_only_the_first_of_similar_clients_is_tried(inputs, tried):
 def test_client_with_other_invalid_examples_is_rejected(inputs, targets):
     good = torch.ones(4, 2)
     labels = CLASSES.repeat(2)
-    task, _ = counting_task([good, good, inputs], [labels, labels, targets])
+    pairs = (good, labels), (good, labels), (inputs, targets)
+    sets = [ExampleSet(*pair) for pair in pairs]
+    task = ExampleTask(lambda: behind(nn.Linear(2, 3)), sets, sets)
     task.check(0)
     for _ in range(2):
         # A client that failed is not remembered as accepted.

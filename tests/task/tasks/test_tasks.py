@@ -10,8 +10,6 @@ from pictures import write_images
 from PIL import Image
 from refusals import assert_says, code_of
 
-from flwr_frl.common.settings import resolve
-from flwr_frl.task.tasks import build_task
 from flwr_frl.task.tasks import image as tasks
 from flwr_frl.task.tasks.image import ImageTask
 
@@ -87,16 +85,6 @@ def test_clients_of_a_split_folder_keep_their_own_images(tmp_path):
     assert code_of(folder_task, tmp_path, 4) == "num-clients"
     write_images(tmp_path / "w" / "test" / "a", [np.zeros((4, 4), "u1")])
     assert_says("client w", folder_task, tmp_path, 4)
-
-
-def test_the_same_settings_give_the_same_object():
-    settings = resolve({"seed": 11})
-    task = build_task(settings, 10)
-    assert build_task(dict(reversed(settings.items())), 10) is task
-    # Settings that the task does not declare do not create another task.
-    assert build_task({**settings, "momentum": 0.9}, 10) is task
-    assert build_task(settings, 5) is not task
-    assert build_task({**settings, "seed": 12}, 10) is not task
 
 
 @pytest.mark.parametrize(

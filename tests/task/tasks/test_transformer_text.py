@@ -80,17 +80,13 @@ def code_of(*arguments, **more: Any) -> str:
 # Examples and models
 
 
-def test_each_file_is_a_client(folder, data):
+def test_each_file_is_a_client_with_all_of_its_rows(folder, data):
     task = task_of(folder, data, test_fraction=0.25)
     assert task.client_names == ("ann", "bob", "cat")
     assert task.classes == ("down", "up")
     assert [len(task.train_examples(i)) for i in range(3)] == [12, 12, 3]
     assert [len(task.test_examples(i)) for i in range(3)] == [4, 4, 1]
     assert set(task.train_examples(2).targets.tolist()) == {1}
-
-
-def test_training_and_test_rows_cover_all_rows(folder, data):
-    task = task_of(folder, data)
     parts = task.train_examples(2), task.test_examples(2)
     rows = torch.cat([next(part.batches(9))[0] for part in parts])
     expected = torch.stack([task.read(text) for text, label in ROWS if label == "up"])

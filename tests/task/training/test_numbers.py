@@ -18,7 +18,7 @@ from small_models import (
 )
 from torch import nn
 
-from flwr_frl.common.settings import TrainingDivergedError, build
+from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel, build_model
 from flwr_frl.task.training.local_training import evaluate, train
@@ -65,11 +65,6 @@ def test_bfloat16_is_near_float32():
 def test_hyper_parameters_out_of_range_are_an_error(name, values):
     for value in values:
         assert code_of(SGD, **{name: value}) == name.replace("_", "-")
-
-
-def test_hyper_parameters_from_settings():
-    settings = {"learning-rate": 0.2, "batch-size": 7, "bfloat16": True, "seed": 1}
-    assert build(SGD, settings) == SGD(0.2, 0.5, 1e-4, 7, True)
 
 
 # Evaluation

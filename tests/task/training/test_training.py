@@ -1,6 +1,5 @@
 """Local training and evaluation compared with NumPy and hand-computed steps."""
 
-import copy
 import math
 
 import numpy as np
@@ -13,48 +12,15 @@ from small_models import (
     same_bits,
     scalar_model,
     state_of,
-    with_batch_norm_and_dropout,
 )
-from torch import nn
 
 from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training.local_training import train
-from flwr_frl.task.training.sgd import SGD, Proximal, freeze, loop
+from flwr_frl.task.training.sgd import SGD, Proximal, loop
 
 # Hand-computed steps
-
-
-def test_copy_of_a_frozen_model_can_be_frozen_again():
-    normed = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
-    model = SplitModel(normed, nn.Linear(3, 2))
-    freeze(model, "head")
-    other = copy.deepcopy(model)
-    freeze(other, "representation")
-    trained = {name for name, p in other.named_parameters() if p.requires_grad}
-    assert trained == {n for n in trained if n.startswith("representation.")}
-    assert len(trained) == 4
-    assert other.representation[1].training
-    freeze(other, "head")
-    assert not other.representation[1].training
-
-
-def test_two_steps_by_hand():
-    # f(x) = w (b x), one example x = 2, y = 10, b = 1, w = 3; loss (w b x - y)².
-    # Only w is trained, with rate 0.1, momentum 0.5 and weight decay 0.1.
-    # Step 1: output 6, slope 2 (6 - 10) 2 = -16, with decay -16 + 0.1 * 3 = -15.7;
-    #         w = 3 + 1.57 = 4.57.
-    # Step 2: output 9.14, slope 2 (9.14 - 10) 2 = -3.44, with decay -2.983;
-    #         velocity 0.5 * -15.7 - 2.983 = -10.833; w = 4.57 + 1.0833 = 5.6533.
-    model = scalar_model(1.0, 3.0)
-    example = ExampleSet(torch.tensor([[2.0]]), torch.tensor([[10.0]]))
-    sgd = SGD(learning_rate=0.1, momentum=0.5, weight_decay=0.1)
-    loss = train(model, "head", example, MSE, 2, sgd)
-    assert model.head.weight.item() == pytest.approx(5.6533, abs=1e-5)
-    assert model.representation.weight.item() == 1.0
-    # The loss of the last epoch is measured before its step: (9.14 - 10)².
-    assert loss == pytest.approx(0.86**2, abs=1e-5)
 
 
 def numpy_training(
@@ -138,27 +104,6 @@ def test_regularizer_is_trained_but_not_reported():
 # Terms of FedProx and SCAFFOLD
 
 
-NOTHING = torch.zeros(1, 1), None
-
-
-def test_the_proximal_term_by_hand():
-    # 0.5/2 ((2 - 5)² + (3 - 1)²) = 13/4; slopes 0.5 (2 - 5) and 0.5 (3 - 1).
-    model = scalar_model(2.0, 3.0)
-    anchor = {"representation.weight": torch.tensor([[5.0]])}
-    anchor |= {"head.weight": torch.tensor([[1.0]]), "other": torch.tensor(7.0)}
-    value = Proximal(0.5, anchor)(*NOTHING, model)
-    assert value.item() == pytest.approx(3.25)
-    value.backward()
-    assert model.representation.weight.grad.item() == pytest.approx(-1.5)
-    assert model.head.weight.grad.item() == pytest.approx(1.0)
-    # Parameters without an anchor add nothing, and frozen ones have no gradient.
-    del anchor["representation.weight"]
-    freeze(model, "representation")
-    value = Proximal(0.5, anchor)(*NOTHING, model)
-    assert value.item() == pytest.approx(1.0)
-    assert not value.requires_grad
-
-
 def test_correction_is_added_to_the_gradient_in_every_step():
     # x = 2, y = 10, b = 1 is frozen: loss (2 w - 10)², slope 4 (2 w - 10). The
     # correction is -3. From w = 3 at rate 0.01, slopes are -16 - 3 and then,
@@ -226,22 +171,3 @@ def test_loop_raises_after_an_epoch_with_a_loss_that_is_not_finite(value):
     assert "\n" not in str(error.value)
     # The third epoch did not start.
     assert list(losses) == [1.0, 1.0]
-
-
-@pytest.mark.parametrize("part", ["head", "representation", "all"])
-def test_freeze_leaves_one_part_trainable(part):
-    model = with_batch_norm_and_dropout()
-    freeze(model, {"head": "representation"}.get(part, "head"))
-    # The result does not depend on which part was trainable before.
-    model.eval()
-    module = freeze(model, part)
-    assert module is model.part(part)
-    learning = {id(p) for p in module.parameters()}
-    for parameter in model.parameters():
-        assert parameter.requires_grad == (id(parameter) in learning)
-    # Dropout is active everywhere, batch norms only in trainable parts.
-    inside = set(module.modules())
-    for child in model.modules():
-        frozen_norm = isinstance(child, nn.modules.batchnorm._BatchNorm)
-        frozen_norm &= child not in inside
-        assert child.training != frozen_norm
