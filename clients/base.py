@@ -298,16 +298,14 @@ class Client(NumPyClient):
     @property
     def train_examples(self) -> ExampleSet:
         """The training examples, on the device; `SettingsError` if there are none."""
-        examples = train_examples(self.task, self._index)
-        if len(examples) == 0:
+        if len(examples := train_examples(self.task, self._index)) == 0:
             raise SettingsError("there are no training examples")
         return examples
 
     @cached_property
     def _loss(self) -> Loss:
         """The task's loss with ``class-weights``, for custom training steps as well."""
-        text = getattr(self.settings, "class_weights", "none")
-        if text == "none":
+        if (text := getattr(self.settings, "class_weights", "none")) == "none":
             return self.task.loss
         return weighted(text, self.task, train_examples(self.task, self._index))
 

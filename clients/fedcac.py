@@ -55,8 +55,7 @@ class FedCACClient(Client):
     def _critical(self, name: str, share: float) -> Tensor:
         new, old = self.model.tensors[name], self.received[name]
         sensitivity = (new * (new - old)).abs().flatten()
-        count = int(share * len(sensitivity))
-        if not count:
+        if not (count := int(share * len(sensitivity))):
             return torch.zeros_like(sensitivity, dtype=torch.bool)
         least = sensitivity.kthvalue(len(sensitivity) - count + 1).values
         return (sensitivity >= least) & (sensitivity > 0)

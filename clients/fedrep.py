@@ -100,8 +100,7 @@ class FedRepLinearClient(Client, requires=(TaskOf(RegressionTask),)):
         return w
 
     def _saved_head(self) -> Matrix:
-        saved = self._state.load()
-        if saved is None:
+        if (saved := self._state.load()) is None:
             return np.zeros(self.task.rank)
         return cast(Matrix, saved["head.weight"][0])
 

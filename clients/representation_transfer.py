@@ -249,8 +249,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
 
     def test_target(self, parameters: NDArrays, saved: Arrays) -> EvaluateResult:
         """Test this target's model; sources that were not trained are received."""
-        examples = test_examples(self.task, self._index)
-        if len(examples) == 0:
+        if len(examples := test_examples(self.task, self._index)) == 0:
             return 0.0, 0, {}
         state = to_tensors(saved, self._device)
         combined = self.combined(parameters, _has_positions(examples.targets))
@@ -311,8 +310,7 @@ class RepresentationTransferClient(
         x, y = self.task.draw(self._index)
         x1, y1, x2, y2 = halves(x, y)
         first = phase_one(parameters[0].T, x1, y1)
-        steps = self.settings.descent_steps
-        if steps == 0:
+        if (steps := self.settings.descent_steps) == 0:
             second = phase_two(first, x2, y2)
         else:
             second = phase_two_descent(first, x2, y2, max_steps=steps)
@@ -327,16 +325,14 @@ class RepresentationTransferClient(
         ``error-phase-1``, and ``error-scratch`` of the least-norm model fitted to all
         samples without V.
         """
-        tested = len(self.task.test_examples(self._index))
-        if not tested:
+        if not (tested := len(self.task.test_examples(self._index))):
             return 0.0, 0, {}
         x, y = self.task.draw(self._index)
         scratch = phase_two(np.zeros(x.shape[1]), x, y)
         models: Any = saved["phase-2"], saved["phase-1"], scratch
         best, *errors = self.task.errors(self._index, *models)
         names = "error", "error-phase-1", "error-scratch"
-        metrics: Config = dict(zip(names, errors, strict=True))
-        return errors[0] * best, tested, metrics
+        return errors[0] * best, tested, dict(zip(names, errors, strict=True))
 
 
 def _has_positions(targets: Tensor) -> bool:

@@ -132,8 +132,7 @@ class FedAMP(Strategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Keep the clients' models, and return their mean."""
-        combined = round.mean()
-        if combined is not None:
+        if (combined := round.mean()) is not None:
             for reply in round.replies:
                 self.models[reply.client] = dict(reply.arrays)
         return combined

@@ -50,8 +50,7 @@ class Fed3R(
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Return the model with the head of the pooled statistics."""
-        mean = round.mean()
-        if mean is None or not mean[COUNTS].any():
+        if (mean := round.mean()) is None or not mean[COUNTS].any():
             return None
         # The sums over all examples
         clients = len(round.replies)

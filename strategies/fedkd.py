@@ -50,8 +50,7 @@ class FedKD(
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Add the mean change, of lower rank, to the mentee."""
-        changes = round.mean()
-        if changes is None:
+        if (changes := round.mean()) is None:
             return None
         energy, new = self.energy(round.number), {}
         for name, change in changes.items():

@@ -121,8 +121,7 @@ class FLUTE(
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Average the representations and make one step on the returned heads."""
-        arrays = round.mean()
-        if arrays is None:
+        if (arrays := round.mean()) is None:
             return None
         names = [reply.client for reply in round.replies]
         heads = [

@@ -62,8 +62,7 @@ class IFCA(Strategy, client="flwr_frl.clients.ifca:IFCAClient"):
 
     def check_reply(self, reply: Reply) -> None:
         """Reject replies without a valid cluster."""
-        chosen = reply.metric(CLUSTER)
-        if chosen not in range(self.num_clusters):
+        if (chosen := reply.metric(CLUSTER)) not in range(self.num_clusters):
             text = (
                 f"names cluster {chosen:g}, not one from 0 to {self.num_clusters - 1}"
             )
@@ -73,8 +72,7 @@ class IFCA(Strategy, client="flwr_frl.clients.ifca:IFCAClient"):
         """Return the models, each the mean of the replies that name its cluster."""
         models = [self.model(round, j) for j in range(self.num_clusters)]
         for j, before in enumerate(models):
-            members = [r for r in round.replies if r.metrics[CLUSTER] == j]
-            if members:
+            if members := [r for r in round.replies if r.metrics[CLUSTER] == j]:
                 models_of = [reply.read() for reply in members]
                 mean = self._apply_rule(self.weights(members), models_of, before)
                 models[j] = mean or before

@@ -70,8 +70,7 @@ class RepresentationTransfer(
         Known clients have reported their roles, which then count instead of
         ``num_sources``.
         """
-        known = list(self._run.clients.known)
-        if not known:
+        if not (known := list(self._run.clients.known)):
             allowed = f"below {num_clients}, so that one of the clients is a target"
             valid = self.num_sources < num_clients
             require(valid, "num-sources", self.num_sources, allowed)

@@ -95,8 +95,7 @@ def serve(
         former = None
         clients.run_token = uuid4().hex[:12]
         start = Start(strategy.initialize(grid))
-    nodes = strategy._identify(grid)
-    if nodes and former is None:
+    if (nodes := strategy._identify(grid)) and former is None:
         # Only at the start: a resumed run continues with the connected clients.
         strategy._check_clients(len(nodes))
         check_secure(strategy, settings, len(nodes))
@@ -158,8 +157,7 @@ def _clock(
     grid: Grid, settings: Settings, nodes: list[int], seconds: float
 ) -> SimulatedArrivals | None:
     """Return a grid with the simulated speeds that the settings name."""
-    speeds = speed_model(settings, len(nodes))
-    if speeds is None:
+    if (speeds := speed_model(settings, len(nodes))) is None:
         return None
     position = {node: i for i, node in enumerate(nodes)}
 

@@ -220,8 +220,7 @@ class Predictor:
             yield places, self._prediction(outputs)
 
     def _prediction(self, outputs: Tensor) -> Prediction:
-        names = self.classes
-        if not names:
+        if not (names := self.classes):
             if isinstance(self.task, TableTask):
                 outputs = self.task.numbers(outputs)
             return Prediction([], outputs.numpy())

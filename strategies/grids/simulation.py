@@ -106,8 +106,7 @@ def answer(
 
     works = [partial(reply, *pair) for pair in zip(messages, contexts, strict=True)]
     # flwr-frl's app can train clients together.
-    together = getattr(app, "together", None)
-    if together:
+    if together := getattr(app, "together", None):
         return iter(together(works, messages, contexts))
     return (work() for work in works)
 

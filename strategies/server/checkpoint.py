@@ -68,8 +68,7 @@ def snapshot_of(tree: dict[str, Any], values: dict[str, Any]) -> Callable[[], St
                 continue
             place = [*path, str(key)]
             if isinstance(value, np.ndarray):
-                name = "/".join(place)
-                if name in arrays:
+                if (name := "/".join(place)) in arrays:
                     text = f"two arrays of the strategy's state are named {name!r}"
                     raise SettingsError(text)
                 arrays[name], paths[name] = value, place

@@ -300,8 +300,7 @@ class SecureRound:
             kind = MessageType.TRAIN if trains else steps.SHORT
             asked.append(message_like(message, content, message_type=kind))
         take = partial(self.take, step, texts)
-        on_arrival = trains and hasattr(self.grid, "wait_for")
-        if on_arrival:
+        if on_arrival := trains and hasattr(self.grid, "wait_for"):
             self.closing.is_valid = take
             self.grid.wait_for(self.closing)
         # In one process, clients train while their words are added.

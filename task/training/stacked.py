@@ -67,8 +67,7 @@ class StackedBatch(NamedTuple):
     @property
     def counts(self) -> Tensor | int:
         """Number of each client's examples."""
-        size: int = self.targets.shape[1]
-        return size if self.weights is None else self.weights.sum(1)
+        return self.targets.shape[1] if self.weights is None else self.weights.sum(1)
 
     def steps(self) -> Iterator["StackedBatch"]:
         """Yield the batch of each step."""
@@ -569,8 +568,7 @@ class StackedOptimizer:
         Tensor, shape (members,)
             Mean losses of the batches.
         """
-        members = batch.members
-        if members is not None:
+        if (members := batch.members) is not None:
             members = members.to(batch.inputs.device)
 
         def chosen(tensor: Tensor) -> Tensor:
