@@ -173,6 +173,8 @@ def read_bounds(text: float | str, edges: Edges) -> NDArray[np.float64]:
         try:
             lines = np.loadtxt(str(text), ndmin=2, encoding="utf-8").tolist()
             given = {(min(i, j), max(i, j)): bound for i, j, bound in lines}
+            if len(given) < len(lines):
+                raise ValueError("an edge has several lines")
         except (OSError, ValueError) as error:
             raise SettingsError(
                 f"constraint-bound is {text!r}; expected a number, or a file with "

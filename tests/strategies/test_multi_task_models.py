@@ -219,7 +219,9 @@ def test_bounds_of_edges_equal_numpy_and_must_fit_the_graph(tmp_path):
         "\n".join(lines[1:]),
         "0 1",
         "0 1 x",
-        "\n".join([*lines, "1 0 -1"]),
+        "\n".join([*lines[1:], lines[1]]),
+        "\n".join([*lines, "1 0 1"]),
+        "\n".join([*lines[1:], "1 0 -1"]),
     ):
         file.write_text(text)
         with pytest.raises(SettingsError) as error:
