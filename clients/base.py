@@ -695,7 +695,8 @@ def linear_head(algorithm: str, bias: bool = False) -> Callable[[Task], None]:
 
     def check(task: Task) -> None:
         """Refuse models whose head is not one linear layer."""
-        if bias and task.scratch_model.linear_head(algorithm).bias is None:
+        # Heads of other kinds are refused, whether a bias is needed or not.
+        if task.scratch_model.linear_head(algorithm).bias is None and bias:
             text = "it needs a head with a bias; this one has none"
             raise SettingsError(text, "no-bias")
 
