@@ -20,8 +20,6 @@ from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 
 MEMORY, CONTROL, CHANGE = "memory.", "control.", "change."
-BODY = ["representation.weight", "representation.bias"]
-TOP = ["head.weight", "head.bias"]
 
 
 def task_of(features: int = 4, classes: tuple[str, ...] = ()) -> ExampleTask:

@@ -64,8 +64,6 @@ squarm-sgd @ consensus-step=0.0 => consensus-step
 squarm-sgd @ consensus-step=nan => consensus-step
 squarm-sgd @ local-steps=0 => local-steps
 squarm-sgd @ compressor='topk' => compressor
-squarm-sgd @ compressor-k=1.5 => compressor-k
-squarm-sgd @ compressor='qsgd' compressor-levels=32768 => compressor-levels
 squarm-sgd @ trigger='1:2' => trigger
 squarm-sgd @ learning-rate-schedule='cosine' => learning-rate-schedule
 squarm-sgd @ max-missed-rounds=0 => max-missed-rounds

@@ -69,7 +69,11 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
     },
     "fedkd": {"fedkd-energy-start": (1.5,), "fedkd-energy-end": (-1.0,)},
     "fedgh": {"fedgh-learning-rate": (-1.0,), "aggregation": ("median",)},
-    "fedtgp": {"fedtgp-threshold": (-1.0,), "fedtgp-epochs": (0,)},
+    "fedtgp": {
+        "fedtgp-threshold": (-1.0,),
+        "fedtgp-epochs": (0,),
+        "client-models": ("mlp digits-cnn",),
+    },
     "fedala": {
         "ala-learning-rate": (-1.0,),
         "ala-share": (0.0, 1.5),

@@ -2,12 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
 from algorithm_runs import run_tiny
 from lora_tasks import ADAPTERS, HEAD, SCALE, A, B, Reference, average
 from paper_rounds import run_variant
 from refusals import code_of
-from softmax_runs import STEPS, N, run, weights
+from softmax_runs import STEPS, N, weights
 
 from flwr_frl.clients.feddpa import FedDPAClient
 from flwr_frl.clients.fedsa_lora import FedSALoRAClient
@@ -98,19 +97,6 @@ def test_feddpa_trains_a_personal_adapter_next_to_the_global_one(weighting):
                 assert_arrays(named, personal[i], ALL)
         losses = [loss_beside(w, test=True)(personal[i], i) for i in range(N)]
         assert_losses(result, now, losses)
-
-
-def test_ffa_lora_averages_products_exactly():
-    result = run("ffa-lora", 2, fraction_train=1.0, weight_decay=0.1, **ADAPTERS)
-    model = result.client(0, 2).model
-    matrix = model.representation[0].lora_A.default.weight
-    assert not isinstance(matrix, torch.nn.Parameter)
-    replies = [r for m, r in result.between("train")][-N:]
-    products = [
-        torch.from_numpy(r.content["arrays"][B].numpy()) @ matrix for r in replies
-    ]
-    mean = torch.from_numpy(result.arrays[-1][B]) @ matrix
-    torch.testing.assert_close(mean, torch.stack(products).mean(0))
 
 
 @pytest.mark.parametrize(

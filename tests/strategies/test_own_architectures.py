@@ -6,7 +6,6 @@ import torch
 from layered import class_means, descend, parts, with_ones
 from layered import loss_of as layered_loss
 from layered import start as layered_start
-from refusals import assert_says
 from softmax_runs import (
     CLASSES,
     RATE,
@@ -22,7 +21,7 @@ from softmax_runs import (
 from torch import nn
 from torch.nn.functional import cross_entropy, linear, log_softmax, softmax
 
-from flwr_frl import running, simulate
+from flwr_frl import simulate
 from flwr_frl.clients.device.architectures import with_model
 from flwr_frl.common.low_rank import low_rank
 from flwr_frl.task.models import MODELS
@@ -287,10 +286,3 @@ def test_results_name_models_and_average_over_each(tmp_path):
     assert "logistic" in found._repr_html_()
     alike = simulate("fd", "inline", **more)
     assert not [name for name in alike.summary if "-of-" in name]
-
-
-def test_models_with_features_of_different_widths_are_named():
-    line = "models that share arrays of equal shapes, not mlp: ('prototypes.means'"
-    settings = {"client-models": "mlp digits-cnn"}
-    for algorithm in ("fedproto", "fedtgp"):
-        assert_says(line, running.check, [algorithm], settings, "inline")
