@@ -150,8 +150,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
     @property
     def is_source(self) -> bool:
         """Whether this client is a source."""
-        role, sources = self.settings.role, self.settings.num_sources
-        return is_source(role, self._index, sources)
+        return is_source(self.settings.role, self._index, self.settings.num_sources)
 
     @property
     def sent(self) -> Groups:

@@ -103,8 +103,7 @@ def _of_checkpoint(content: checkpoint.Content, name: str) -> checkpoint.Content
     values = _below(about["values"], name)
     values["state"] = _below(values["state"], name)
     # The paths of clients' arrays begin with a group and the client.
-    paths = values["paths"].items()
-    values["paths"] = {n: p for n, p in paths if p[1:2] != [name]}
+    values["paths"] = {n: p for n, p in values["paths"].items() if p[1:2] != [name]}
     left = {n: arrays[n] for n in about["state-names"] if n in values["paths"]}
     about = {**about, "values": values, "state-names": [*left]}
     return checkpoint.Content(about, shared, left)

@@ -234,8 +234,7 @@ class FFALoRA(
     def aggregate(self, round: Round) -> Arrays | None:
         """Return the mean, with the old A of clients of another app that train it."""
         frozen = {n: a for n, a in round.arrays.items() if "lora_A" in n}
-        mean = round.mean()
-        return {**mean, **frozen} if mean else mean
+        return {**mean, **frozen} if (mean := round.mean()) else mean
 
 
 # FedDPA (Yang et al., NeurIPS 2024)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.aggregation import changes
+from flwr_frl.strategies.server.aggregation import inner_products
 from flwr_frl.strategies.server.replies import Arrays, mean
 from flwr_frl.strategies.server.round import Round
 
@@ -94,9 +94,7 @@ class FedAMP(Strategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
         names = sorted(self.models)
         models = [self.models[name] for name in names]
         # All distances and cosines follow from the inner products.
-        products = np.zeros((len(names), len(names)))
-        for flat in changes(models, self.start_model):
-            products += flat @ flat.T
+        products = inner_products(models, self.start_model)
         sent = {}
         for client in self.models.keys() & clients:
             weights = self.attention(products, names.index(client))

@@ -6,7 +6,7 @@ import numpy as np
 
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.aggregation import changes
+from flwr_frl.strategies.server.aggregation import inner_products
 from flwr_frl.strategies.server.replies import Arrays, mean
 from flwr_frl.strategies.server.round import Round
 
@@ -94,10 +94,8 @@ class FedCross(
             return [0]
         if self.fedcross_partner == "in-order":
             return [(k + 1 + turn % (count - 1)) % count for k in range(count)]
-        products = np.zeros((count, count))
         zeros = {name: np.zeros_like(array) for name, array in models[0].items()}
-        for flat in changes(models, zeros):
-            products += flat @ flat.T
+        products = inner_products(models, zeros)
         lengths = np.sqrt(np.maximum(products.diagonal(), np.finfo(float).tiny))
         cosines = products / np.outer(lengths, lengths)
         if self.fedcross_partner == "highest":

@@ -51,5 +51,4 @@ class Mime(Strategy, client="flwr_frl.clients.mime:MimeClient", uses_mean="also"
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Return the mean, and c."""
-        mean = round.mean()
-        return None if mean is None else {**round.arrays, **mean}
+        return None if (mean := round.mean()) is None else {**round.arrays, **mean}

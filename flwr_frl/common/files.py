@@ -86,8 +86,7 @@ def write_atomically(
 
 def unfinished(name: str) -> str:
     """Return the final name of a temporary file, or "" for any other name."""
-    match = _PARTIAL.fullmatch(name)
-    return match[1] if match else ""
+    return match[1] if (match := _PARTIAL.fullmatch(name)) else ""
 
 
 def open_no_follow(path: str, flags: int) -> int:

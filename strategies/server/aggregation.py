@@ -189,9 +189,7 @@ def geometric_median(
     n = len(replies)
     # Every v but the first is a mean of the replies. With c_i as its weights, its
     # distances to them follow from the inner products of the changes.
-    products = np.zeros((n, n))
-    for flat in changes(replies, sent):
-        products += flat @ flat.T
+    products = inner_products(replies, sent)
     c, votes = np.zeros(n), np.asarray(weights, np.float64)
     if votes.sum() == 0:
         return None
@@ -241,6 +239,12 @@ def changes(replies: Sequence[Arrays], sent: Sent) -> Iterator[Floats]:
             flat = np.stack([r[name].astype(np.float64).ravel() for r in replies])
             flat -= value.astype(np.float64).ravel()
             yield flat
+
+
+def inner_products(replies: Sequence[Arrays], sent: Sent) -> Floats:
+    """Return the inner products of the replies' changes, over all float arrays."""
+    zeros = np.zeros((len(replies), len(replies)))
+    return sum((flat @ flat.T for flat in changes(replies, sent)), zeros)
 
 
 def assumed_byzantine(n: int, share: float) -> int:

@@ -335,8 +335,7 @@ class Clients:
 
     def name_of(self, node: int) -> str:
         """Return the name of a node's client; its id as text for an unknown node."""
-        row = self._rows.get(node)
-        return row.name if row else str(node)
+        return row.name if (row := self._rows.get(node)) else str(node)
 
     def label(self, name: str) -> str:
         """Return a client's name in files and logs: its label, or else its name."""

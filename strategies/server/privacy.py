@@ -96,8 +96,7 @@ class ClientPrivacy:
         total = {name: np.zeros(value.shape) for name, value in centre.items()}
         for reply in replies:
             change = {n: np.subtract(v, centre[n]) for n, v in reply.items()}
-            length = norm(change)
-            factor = min(1.0, self.clip / length) if length else 1.0
+            factor = min(1.0, self.clip / length) if (length := norm(change)) else 1.0
             for name, value in change.items():
                 total[name] += factor * value
         means: Arrays = {}

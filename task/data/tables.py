@@ -609,8 +609,7 @@ def _require_full(table: Table, column: str, code: str) -> None:
 def class_name(label: str) -> str:
     """Return the class that a label names: ``1`` for ``1.0``, and without blanks."""
     label = label.strip()
-    whole = WHOLE.fullmatch(label)
-    return whole[1] if whole else label
+    return whole[1] if (whole := WHOLE.fullmatch(label)) else label
 
 
 def _targets(

@@ -215,10 +215,9 @@ class ImageTask(PartitionedTask):
     @property
     def unused_settings(self) -> Mapping[str, str]:
         """Settings that the data set, its partition or the model does not use."""
-        unused: dict[str, str] = self.settings.unused(bool(self.dataset.clients))
-        for name in OF_SOURCES - {*SOURCES[self.source].settings}:
-            unused[name] = "the data set does not use it"
-        return unused
+        unused = self.settings.unused(bool(self.dataset.clients))
+        others = OF_SOURCES - {*SOURCES[self.source].settings}
+        return {**unused, **dict.fromkeys(others, "the data set does not use it")}
 
     def test_examples(self, client: int) -> ExampleSet:
         """Return a client's test examples, which are never augmented."""
