@@ -10,7 +10,7 @@ from flwr_frl.clients.device.groups import WHOLE, Tensors, under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
 from flwr_frl.clients.device.training import minimise
 from flwr_frl.common import messages as keys
-from flwr_frl.common.settings import setting
+from flwr_frl.common.settings import require, setting
 from flwr_frl.task.models import called_with
 from flwr_frl.task.training.sgd import freeze
 
@@ -81,6 +81,10 @@ class APPLEClient(PersonalModelClient):
 
     def personalize(self) -> None:
         """Learn w_i and p_i for ``newcomer-epochs``."""
+        # `flwr_frl.predict` has a checkpoint, but no message of the server.
+        is_served = len(self.received[keys.RELATIONS]) > 0
+        allowed = "one that personalises without a server; resume the run with this one"
+        require(is_served, "algorithm", "apple", allowed)
         self.learn(self.settings.newcomer_epochs)
 
     def learn(self, epochs: int) -> Update:

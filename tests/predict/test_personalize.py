@@ -141,7 +141,7 @@ def test_the_command_fits_and_predicts(root, tmp_path, late, capsys, algorithm):
 def test_bad_input_gives_a_one_line_error(fedrep, root, tmp_path, late, capsys):
     others = write(tmp_path / "others", 2)
     fedavg, flute = train(root, "fedavg"), train(root, "flute")
-    dpsgd = train(root, "dpsgd", graph="complete")
+    dpsgd, apple = train(root, "dpsgd", graph="complete"), train(root, "apple")
     still = {"head-epochs": 0, "representation-epochs": 0, "learning-rate": 1e30}
     diverging = train(root, "fedper", **still)
     capsys.readouterr()
@@ -150,6 +150,7 @@ def test_bad_input_gives_a_one_line_error(fedrep, root, tmp_path, late, capsys):
         (fedrep, late, "", "client-name is ''"),
         (fedavg, late, "late", "algorithm is 'fedavg'; expected one with personal"),
         (dpsgd, late, "late", "algorithm is 'dpsgd'"),
+        (apple, late, "late", "algorithm is 'apple'"),
         (flute, others, "late", "data-dir is"),
         (fedrep, tmp_path / "no", "late", "data-dir is"),
         (fedrep, "x" * 400, "late", "data-dir is"),
