@@ -81,6 +81,10 @@ def init(options: Namespace) -> str:
     require(re.fullmatch(r"\S+:\d+", link) is not None, "superlink", link, "HOST:PORT")
     data = _path(options.data_dir)
     require(data.is_dir(), "data-dir", str(data), "a folder")
+    states = _path(options.state_dir)
+    for option, path in (("folder", folder), ("state-dir", states)):
+        allowed = "a path without spaces and %, which systemd interprets"
+        require(not re.search(r"[\s%]", str(path)), option, str(path), allowed)
     authority = Path(options.ca).read_text(errors="replace")
     require("BEGIN CERTIFICATE" in authority, "ca", options.ca, "the file ca.crt")
     allowed = f"a folder without {KEY}, the key of another device"
@@ -91,7 +95,6 @@ def init(options: Namespace) -> str:
     openssh = ssh.Encoding.OpenSSH, ssh.PublicFormat.OpenSSH
     public = f"{key.public_key().public_bytes(*openssh).decode()} {name}"
     config = {"client-name": name, "data-dir": str(data)}
-    states = _path(options.state_dir)
     config["state-dir"] = str(states)
     # JSON strings are strings of TOML, with the backslashes of Windows escaped.
     toml = "".join(f"{n} = {dumps(v, ensure_ascii=False)}\n" for n, v in config.items())

@@ -1,5 +1,7 @@
 """FedCGS (Guan et al., 2025) and Fed3R (Fanì et al., ICML 2024): heads in one round."""
 
+from typing import ClassVar
+
 import numpy as np
 import numpy.typing as npt
 
@@ -41,9 +43,12 @@ class Fed3R(
     ridge: float = setting(0.01, gt=0)
     _only = ("weighting", "uniform"), ("aggregation", "mean"), ("server_dp_noise", 0)
     _because = "the head is computed from sums"
+    # Shared arrays that the server computes.
+    computed: ClassVar[tuple[str, ...]] = (WEIGHT, BIAS)
 
     def begin(self, round: Round) -> None:
         """Expect statistics instead of a model."""
+        round.need(*self.computed)
         classes, width = round.arrays[WEIGHT].shape
         shapes = {COUNTS: (classes,), SUMS: (classes, width), MOMENTS: (width, width)}
         round.expected = {n: np.zeros(s, np.float32) for n, s in shapes.items()}
@@ -85,6 +90,8 @@ class FedCGS(Fed3R, client="flwr_frl.clients.fedcgs:FedCGSClient"):
     π_c N(z; μ_c, Σ) up to a common term: μ_cᵀ Σ⁻¹ z − ½ μ_cᵀ Σ⁻¹ μ_c + log π_c. The
     personalised training of the paper's section on personalisation is not included.
     """
+
+    computed = (WEIGHT, BIAS, PRIOR)
 
     def head(self, counts: Matrix, sums: Matrix, moments: Matrix) -> dict[str, Matrix]:
         """Return the head, and log π_c."""

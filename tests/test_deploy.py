@@ -187,6 +187,7 @@ def test_device_init_lets_the_unit_write_to_another_state_dir(words, tmp_path):
         ("pi", "--data-dir nowhere", "nowhere'; expected a folder"),
         ("pi", f"--ca {SCRIPT}", "certificates.sh'; expected the file ca.crt"),
         ("pi", "--ca nowhere", "No such file or directory: 'nowhere'"),
+        ("pi", "--folder /etc/a%b", "folder is '/etc/a%b'; expected a path without"),
         ("pi", "--user n-one", "user is 'n-one'; expected a user of this system"),
     ],
 )
