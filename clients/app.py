@@ -202,7 +202,8 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
     @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:
         node = context.node_config
-        if is_secure := SECURE in message.content or "secure-aggregation" in node:
+        is_secure = SECURE in message.content or "secure-aggregation" in node
+        if is_secure:
             check_message(message, context)
         setup, client, config = open_message(message, context)
         client.settings = setup.in_round(client.settings, config)

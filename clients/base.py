@@ -298,14 +298,16 @@ class Client(NumPyClient):
     @property
     def train_examples(self) -> ExampleSet:
         """The training examples, on the device; `SettingsError` if there are none."""
-        if len(examples := train_examples(self.task, self._index)) == 0:
+        examples = train_examples(self.task, self._index)
+        if len(examples) == 0:
             raise SettingsError("there are no training examples")
         return examples
 
     @cached_property
     def _loss(self) -> Loss:
         """The task's loss with ``class-weights``, for custom training steps as well."""
-        if (text := getattr(self.settings, "class_weights", "none")) == "none":
+        text = getattr(self.settings, "class_weights", "none")
+        if text == "none":
             return self.task.loss
         return weighted(text, self.task, train_examples(self.task, self._index))
 

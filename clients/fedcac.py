@@ -55,7 +55,8 @@ class FedCACClient(Client):
     def _critical(self, name: str, share: float) -> Tensor:
         new, old = self.model.tensors[name], self.received[name]
         sensitivity = (new * (new - old)).abs().flatten()
-        if not (count := int(share * len(sensitivity))):
+        count = int(share * len(sensitivity))
+        if not count:
             return torch.zeros_like(sensitivity, dtype=torch.bool)
         least = sensitivity.kthvalue(len(sensitivity) - count + 1).values
         return (sensitivity >= least) & (sensitivity > 0)

@@ -17,7 +17,8 @@ MEMORY = "memory."
 
 def biased_first_layer(task: Task) -> None:
     """Refuse heads that do not begin with a linear layer with a bias."""
-    if (layer := task.scratch_model.first_linear) is None or layer.bias is None:
+    layer = task.scratch_model.first_linear
+    if layer is None or layer.bias is None:
         raise SettingsError(
             "it needs a head that begins with a linear layer with a bias", "no-bias"
         )

@@ -14,7 +14,8 @@ def only_parameters(task: Task) -> None:
     model = task.scratch_model
     parameters = dict(model.named_parameters(remove_duplicate=False))
     # Buffers outside of the state dict are frozen.
-    if names := [name for name in model.tensors if name not in parameters]:
+    names = [name for name in model.tensors if name not in parameters]
+    if names:
         raise SettingsError(
             f"it needs a model of parameters only; this one has the buffer "
             f"{names[0]!r}, as batch norms have",

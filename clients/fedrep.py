@@ -85,7 +85,8 @@ class FedRepLinearClient(Client, requires=(TaskOf(RegressionTask),)):
         x, y = self.task.draw(self._index, fresh)
         w = self._head(b, x, y)
         residual = x @ (b @ w) - y
-        b = b - self.settings.learning_rate * (np.outer(x.T @ residual, w) / len(y))
+        gradient = np.outer(x.T @ residual, w) / len(y)
+        b = b - self.settings.learning_rate * gradient
         self._state.save({"head.weight": w[None]}, int(config[SERVER_ROUND]))
         loss = float(residual @ residual) / (2 * len(y))
         return [np.ascontiguousarray(b.T)], len(y), {"train-loss": loss}
@@ -100,7 +101,8 @@ class FedRepLinearClient(Client, requires=(TaskOf(RegressionTask),)):
         return w
 
     def _saved_head(self) -> Matrix:
-        if (saved := self._state.load()) is None:
+        saved = self._state.load()
+        if saved is None:
             return np.zeros(self.task.rank)
         return cast(Matrix, saved["head.weight"][0])
 

@@ -201,7 +201,8 @@ class MultiTaskClient(GraphClient):
 
         Without an iteration, it is the loss of the next one's first batch.
         """
-        if not (losses := cast(ModelProblem, algorithm.problem).losses):
+        losses = cast(ModelProblem, algorithm.problem).losses
+        if not losses:
             samples, _ = noise.at(state.iteration + 1)
             return float(algorithm.problem.value(algorithm.point(state), samples)[0])
         return float(np.mean(losses))
@@ -325,7 +326,8 @@ class MultiTaskClient(GraphClient):
     @property
     def direction(self) -> Direction | Literal[""]:
         """Distribution of the perturbations; none for sample feedback."""
-        return self.settings.bandit_direction if self.zeta else ""
+        direction: Direction = self.settings.bandit_direction
+        return direction if self.zeta else ""
 
 
 def constraint_class(name: str) -> type[Proximity]:

@@ -104,7 +104,8 @@ class PerFedAvgClient(Client, assumes_sgd=True):
         for batch in examples.batches(evaluation_size(self.model, examples)):
             if not (counted := count_targets(batch[1])):
                 continue
-            there = moved(there, self.gradient(w, batch)[1], -alpha * (counted / count))
+            share = counted / count
+            there = moved(there, self.gradient(w, batch)[1], -alpha * share)
         self.model.load({**self.model.tensors, **there})
 
 

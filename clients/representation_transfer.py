@@ -248,7 +248,8 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
 
     def test_target(self, parameters: NDArrays, saved: Arrays) -> EvaluateResult:
         """Test this target's model; sources that were not trained are received."""
-        if len(examples := test_examples(self.task, self._index)) == 0:
+        examples = test_examples(self.task, self._index)
+        if len(examples) == 0:
             return 0.0, 0, {}
         state = to_tensors(saved, self._device)
         combined = self.combined(parameters, _has_positions(examples.targets))
@@ -309,7 +310,8 @@ class RepresentationTransferClient(
         x, y = self.task.draw(self._index)
         x1, y1, x2, y2 = halves(x, y)
         first = phase_one(parameters[0].T, x1, y1)
-        if (steps := self.settings.descent_steps) == 0:
+        steps = self.settings.descent_steps
+        if steps == 0:
             second = phase_two(first, x2, y2)
         else:
             second = phase_two_descent(first, x2, y2, max_steps=steps)
@@ -324,14 +326,16 @@ class RepresentationTransferClient(
         ``error-phase-1``, and ``error-scratch`` of the least-norm model fitted to all
         samples without V.
         """
-        if not (tested := len(self.task.test_examples(self._index))):
+        tested = len(self.task.test_examples(self._index))
+        if not tested:
             return 0.0, 0, {}
         x, y = self.task.draw(self._index)
         scratch = phase_two(np.zeros(x.shape[1]), x, y)
         models: Any = saved["phase-2"], saved["phase-1"], scratch
         best, *errors = self.task.errors(self._index, *models)
         names = "error", "error-phase-1", "error-scratch"
-        return errors[0] * best, tested, dict(zip(names, errors, strict=True))
+        metrics: Config = dict(zip(names, errors, strict=True))
+        return errors[0] * best, tested, metrics
 
 
 def _has_positions(targets: Tensor) -> bool:

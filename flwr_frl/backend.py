@@ -52,7 +52,8 @@ def choose_backend(settings: Settings) -> str:
     gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
     if os.environ.get("RAY_ADDRESS") or gpus > 1:
         return "ray"
-    if (cores := usable_cores()) == 1 or gpus or device not in ("auto", "cpu"):
+    cores = usable_cores()
+    if cores == 1 or gpus or device not in ("auto", "cpu"):
         return "inline"
     # Seconds that a training of a client saves on Ray, with what its call costs.
     saved = fit_seconds(settings) * (1 - 1 / cores) - RAY_CALL / cores

@@ -130,7 +130,8 @@ class FedAMP(Strategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Keep the clients' models, and return their mean."""
-        if (combined := round.mean()) is not None:
+        combined = round.mean()
+        if combined is not None:
             for reply in round.replies:
                 self.models[reply.client] = dict(reply.arrays)
         return combined

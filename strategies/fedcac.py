@@ -61,7 +61,8 @@ class FedCAC(Strategy, client="flwr_frl.clients.fedcac:FedCACClient"):
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Return θ; combine it with c_i for each client that has trained."""
-        if (shared := round.mean()) is None:
+        shared = round.mean()
+        if shared is None:
             return None
         del shared[CRITICAL]
         models = [dict(reply.arrays) for reply in round.replies]

@@ -55,7 +55,8 @@ class Fed3R(
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Return the model with the head of the pooled statistics."""
-        if (mean := round.mean()) is None or not mean[COUNTS].any():
+        mean = round.mean()
+        if mean is None or not mean[COUNTS].any():
             return None
         # The sums over all examples
         clients = len(round.replies)

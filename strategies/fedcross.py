@@ -90,7 +90,8 @@ class FedCross(
 
     def partners(self, models: list[Arrays], turn: int) -> list[int]:
         """Return the position of each model's partner; a single one is its own."""
-        if (count := len(models)) == 1:
+        count = len(models)
+        if count == 1:
             return [0]
         if self.fedcross_partner == "in-order":
             return [(k + 1 + turn % (count - 1)) % count for k in range(count)]

@@ -50,7 +50,8 @@ class FedKD(
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Add the mean change, of lower rank, to the mentee."""
-        if (changes := round.mean()) is None:
+        changes = round.mean()
+        if changes is None:
             return None
         energy, new = self.energy(round.number), {}
         for name, change in changes.items():

@@ -130,7 +130,8 @@ class FedRepLinear(
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Return the mean of the B_i, orthonormalised with ``orthonormalize``."""
-        if (arrays := round.mean()) is None or not self.orthonormalize:
+        arrays = round.mean()
+        if arrays is None or not self.orthonormalize:
             return arrays
         weight: npt.NDArray[Any] = arrays[REPRESENTATION_WEIGHT]
         q, r = np.linalg.qr(weight.T)

@@ -121,7 +121,8 @@ class FLUTE(
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Average the representations and make one step on the returned heads."""
-        if (arrays := round.mean()) is None:
+        arrays = round.mean()
+        if arrays is None:
             return None
         names = [reply.client for reply in round.replies]
         heads = [

@@ -62,7 +62,8 @@ class IFCA(Strategy, client="flwr_frl.clients.ifca:IFCAClient"):
 
     def check_reply(self, reply: Reply) -> None:
         """Reject replies without a valid cluster."""
-        if (chosen := reply.metric(CLUSTER)) not in range(self.num_clusters):
+        chosen = reply.metric(CLUSTER)
+        if chosen not in range(self.num_clusters):
             text = (
                 f"names cluster {chosen:g}, not one from 0 to {self.num_clusters - 1}"
             )
@@ -72,7 +73,8 @@ class IFCA(Strategy, client="flwr_frl.clients.ifca:IFCAClient"):
         """Return the models, each the mean of the replies that name its cluster."""
         models = [self.model(round, j) for j in range(self.num_clusters)]
         for j, before in enumerate(models):
-            if members := [r for r in round.replies if r.metrics[CLUSTER] == j]:
+            members = [r for r in round.replies if r.metrics[CLUSTER] == j]
+            if members:
                 models_of = [reply.read() for reply in members]
                 mean = self._apply_rule(self.weights(members), models_of, before)
                 models[j] = mean or before

@@ -33,7 +33,8 @@ class Mime(Strategy, client="flwr_frl.clients.mime:MimeClient", uses_mean="also"
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Query the gradients at x before the messages are made."""
-        if nodes := self.sample(server_round, self._connected_nodes(grid, trains=True)):
+        nodes = self.sample(server_round, self._connected_nodes(grid, trains=True))
+        if nodes:
             try:
                 c = mean_statistic(self, grid, GRADIENT, nodes, arrays)
                 last = arrays.get(C, c)

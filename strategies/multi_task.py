@@ -142,7 +142,8 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
         """Add ``constraint``, the largest g_ij of all edges."""
         metrics = super().aggregate_evaluate(server_round, replies)
         reported = [reply.metrics for reply in self._run.evaluation.replies]
-        if constraints := [m["constraint"] for m in reported if "constraint" in m]:
+        constraints = [m["constraint"] for m in reported if "constraint" in m]
+        if constraints:
             metrics["constraint"] = max(constraints)
         return metrics
 

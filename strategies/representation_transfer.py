@@ -70,7 +70,8 @@ class RepresentationTransfer(
         Known clients have reported their roles, which then count instead of
         ``num_sources``.
         """
-        if not (known := list(self._run.clients.known)):
+        known = list(self._run.clients.known)
+        if not known:
             allowed = f"below {num_clients}, so that one of the clients is a target"
             valid = self.num_sources < num_clients
             require(valid, "num-sources", self.num_sources, allowed)

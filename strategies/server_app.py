@@ -95,7 +95,8 @@ def serve(
         former = None
         clients.run_token = uuid4().hex[:12]
         start = Start(strategy.initialize(grid))
-    if (nodes := strategy._identify(grid)) and former is None:
+    nodes = strategy._identify(grid)
+    if nodes and former is None:
         # Only at the start: a resumed run continues with the connected clients.
         strategy._check_clients(len(nodes))
         check_secure(strategy, settings, len(nodes))
@@ -157,7 +158,8 @@ def _clock(
     grid: Grid, settings: Settings, nodes: list[int], seconds: float
 ) -> SimulatedArrivals | None:
     """Return a grid with the simulated speeds that the settings name."""
-    if (speeds := speed_model(settings, len(nodes))) is None:
+    speeds = speed_model(settings, len(nodes))
+    if speeds is None:
         return None
     position = {node: i for i, node in enumerate(nodes)}
 

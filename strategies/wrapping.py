@@ -53,7 +53,8 @@ class ClosesEarly(Participation):
 
     def close_by(self, closing: Closing, grid: Grid) -> None:
         """Let a grid close the next round by a policy."""
-        if (wait_for := getattr(grid, "wait_for", None)) is None:
+        wait_for = getattr(grid, "wait_for", None)
+        if wait_for is None:
             raise SettingsError(
                 "speed-model is 'none'; expected fixed, dynamic, groups, correlated or "
                 "a file: in simulation it determines which reply arrives first. On "

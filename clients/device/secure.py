@@ -108,7 +108,8 @@ def check_message(message: Message, context: Context) -> None:
 def answer(message: Message, context: Context) -> Message:
     """Answer a short step."""
     record, rules = message.content.get(SECURE), build(Rules, context.node_config)
-    if (step := str(cast(Any, record or {}).get("step"))) == steps.KEYS:
+    step = str(cast(Any, record or {}).get("step"))
+    if step == steps.KEYS:
         node, session = message.metadata.dst_node_id, cast(Any, record).get("session")
         plan = texts_in(record, step, session).get(node, b"").decode()
         least = PLAN.validate_json(plan).threshold

@@ -155,7 +155,8 @@ class GraphClient(Client):
         is decoded by this node's compressor.
         """
         vector = (by or self.compressor).decompress(data, self.dimension)
-        if not (largest := vector.abs().max().item()) <= LARGEST_ENTRY:
+        largest = vector.abs().max().item()
+        if not largest <= LARGEST_ENTRY:
             raise ValueError(f"an entry is {largest:.3g}, above {LARGEST_ENTRY:g}")
         return vector
 
@@ -427,7 +428,8 @@ class Node(GraphClient):
         given = train_examples(self.task, self._index)
         examples = trainable_examples(self.model, given, self.settings)
         while True:
-            if (batch := examples.draw(self.settings.batch_size)) is None:
+            batch = examples.draw(self.settings.batch_size)
+            if batch is None:
                 yield None
                 continue
             self.flat.gradient.zero_()

@@ -74,7 +74,8 @@ def fit_nodes(
     if setup.states is not None or setup.device.dp_noise or key in refused:
         return {}
     pairs = enumerate(zip(messages, contexts, strict=True))
-    if len(joining := [i for i, pair in pairs if _joins(*pair)]) < 2:
+    joining = [i for i, pair in pairs if _joins(*pair)]
+    if len(joining) < 2:
         return {}
     limit, halved = run_object(CohortLimit), False
     try:
@@ -88,7 +89,8 @@ def fit_nodes(
     # torch raises exceptions of many types for what it cannot batch. Answered one by
     # one, nodes whose examples cannot be read report it.
     except Exception as error:
-        if not (halved := limit.halve(nodes.most, error)):
+        halved = limit.halve(nodes.most, error)
+        if not halved:
             reason = " ".join(str(error).split())[:200] or type(error).__name__
             refused.add(key)
             getLogger("task").warning("nodes are trained one by one: %s", reason)

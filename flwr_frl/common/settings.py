@@ -534,7 +534,8 @@ def settings_of(kind: type[Any]) -> type[Any]:
     inherited = {n for each in bases for n in getattr(each, FIELDS, {})}
     fields, annotations = [], inspect.get_annotations(kind)
     for name, value in list(vars(kind).items()):
-        if (is_field := isinstance(value, dataclasses.Field)) and name in annotations:
+        is_field = isinstance(value, dataclasses.Field)
+        if is_field and name in annotations:
             delattr(kind, name)
             evaluated = inspect.get_annotations(kind, eval_str=True)
             fields.append((name, evaluated[name], value))
@@ -717,7 +718,8 @@ def converted(name: str, value: Setting, default: Setting) -> Setting:
 
     Raises `SettingsError` if it has another one.
     """
-    if (kind := type(default)) is float and type(value) is int:
+    kind = type(default)
+    if kind is float and type(value) is int:
         value = float(value)
     if default in ("auto", "0", "1") and type(value) in (int, float):
         value = str(value)

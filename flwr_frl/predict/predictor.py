@@ -220,7 +220,8 @@ class Predictor:
             yield places, self._prediction(outputs)
 
     def _prediction(self, outputs: Tensor) -> Prediction:
-        if not (names := self.classes):
+        names = self.classes
+        if not names:
             if isinstance(self.task, TableTask):
                 outputs = self.task.numbers(outputs)
             return Prediction([], outputs.numpy())

@@ -475,7 +475,8 @@ def personalize(
     torch.set_num_threads(int(run.settings["torch-threads"]))
     task, index = run.task(client_name)
     task.check(index)
-    if (directory := run.directory_of(client_name, str(state_dir))) is not None:
+    directory = run.directory_of(client_name, str(state_dir))
+    if directory is not None:
         refuse_links("checkpoint", directory.parent, directory)
     client = run.client(task, index, client_name)
     heads = {name.rpartition("/")[2] for name in run.heads}

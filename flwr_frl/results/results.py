@@ -211,7 +211,8 @@ def summarize(
     task_metrics = sorted(of_clients.difference(SUMMARIZED, NOT_SUMMARIZED))
     for name in (*SUMMARIZED, *task_metrics):
         # A client's metric may have the name of one of the row's lists.
-        if with_it := [row for row in final if is_number(row.get(name))]:
+        with_it = [row for row in final if is_number(row.get(name))]
+        if with_it:
             summary[name] = float(np.mean([row[name] for row in with_it]))
         key = name + OF_CLIENTS
         if any(key in row for row in with_it):
@@ -391,7 +392,8 @@ def failure(algorithm: str, summary: Mapping[str, Any]) -> str:
 
     Empty if it does not.
     """
-    if (share := summary.get(LOST) or 0.0) <= 0.5:
+    share = summary.get(LOST) or 0.0
+    if share <= 0.5:
         return ""
     return (
         f"{algorithm} lost {share:.0%} of the replies of its last rounds, so its "

@@ -413,7 +413,8 @@ class Inbox(GridDecorator):
         began, next_word = time.monotonic(), FIRST_WORD
         yield 0.0
         while True:
-            if (waited := time.monotonic() - began) >= next_word:
+            waited = time.monotonic() - began
+            if waited >= next_word:
                 next_word *= 2
                 nodes = (sent.node for sent in self._awaited(closing).values())
                 names = several(sorted(map(self.name_of, nodes)))

@@ -106,7 +106,8 @@ def answer(
 
     works = [partial(reply, *pair) for pair in zip(messages, contexts, strict=True)]
     # flwr-frl's app can train clients together.
-    if together := getattr(app, "together", None):
+    together = getattr(app, "together", None)
+    if together:
         return iter(together(works, messages, contexts))
     return (work() for work in works)
 

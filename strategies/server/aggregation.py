@@ -125,7 +125,8 @@ def clip(
         {name: value * factor for name, value in change.items()}
         for change, factor in zip(client_changes(), factors, strict=True)
     )
-    if (step := mean(zip(weights, scaled, strict=True))) is None:
+    step = mean(zip(weights, scaled, strict=True))
+    if step is None:
         return None
     for name in (n for n in step if not _is_float(sent[n])):
         step[name] = np.median([change[name] for change in client_changes()], axis=0)
@@ -145,7 +146,8 @@ def about_last_change(
     round, without momentum across rounds. ``combine`` is `clip` about its argument.
     """
     centre = {n: np.add(a, last[n]) if n in last else a for n, a in sent.items()}
-    if (moved := combine(centre)) is None:
+    moved = combine(centre)
+    if moved is None:
         return None, {}
     floats = (name for name, array in sent.items() if _is_float(array))
     # The difference of two scalars is no array.

@@ -68,7 +68,8 @@ def snapshot_of(tree: dict[str, Any], values: dict[str, Any]) -> Callable[[], St
                 continue
             place = [*path, str(key)]
             if isinstance(value, np.ndarray):
-                if (name := "/".join(place)) in arrays:
+                name = "/".join(place)
+                if name in arrays:
                     text = f"two arrays of the strategy's state are named {name!r}"
                     raise SettingsError(text)
                 arrays[name], paths[name] = value, place

@@ -163,7 +163,8 @@ def weighted_means(
             for m, most in zip(metrics, declared, strict=True)
             if name in m and keys.NUM_EXAMPLES in m
         ]
-        if total := sum(weight for weight, _ in reported):
+        total = sum(weight for weight, _ in reported)
+        if total:
             means[f"{name}-weighted"] = sum(w * value for w, value in reported) / total
     return means
 

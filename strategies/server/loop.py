@@ -296,7 +296,8 @@ class Loop:
         if run.round.rejections:
             rejected = [clients.label(name) for name, _ in run.round.rejections]
             row["rejected-clients"] = rejected
-        if silent := [clients.label(name) for name in run.round.silent if waits]:
+        silent = [clients.label(name) for name in run.round.silent if waits]
+        if silent:
             row["unanswered-clients"] = silent
         if paused := getattr(self._grid, "silent", []):
             row["silent-clients"] = list(paused)

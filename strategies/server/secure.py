@@ -300,7 +300,8 @@ class SecureRound:
             kind = MessageType.TRAIN if trains else steps.SHORT
             asked.append(message_like(message, content, message_type=kind))
         take = partial(self.take, step, texts)
-        if on_arrival := trains and hasattr(self.grid, "wait_for"):
+        on_arrival = trains and hasattr(self.grid, "wait_for")
+        if on_arrival:
             self.closing.is_valid = take
             self.grid.wait_for(self.closing)
         # In one process, clients train while their words are added.

@@ -183,7 +183,8 @@ def _targets(model: SplitModel, text: str) -> set[str]:
     targets = set[str]()
     for word in text.split():
         plain = word.removeprefix("representation.")
-        if not (named := {n for n in layers if f".{n}".endswith(f".{plain}")}):
+        named = {n for n in layers if f".{n}".endswith(f".{plain}")}
+        if not named:
             names = {*layers, *(name.rpartition(".")[2] for name in layers)} - {""}
             raise unknown("lora-targets", word, names, "the names in the model")
         targets |= named

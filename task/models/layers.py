@@ -45,7 +45,8 @@ def _convolution(layer: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> 
 
 
 def _per_example(layer: nn.Module, tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
-    return torch.unflatten(layer(x.flatten(0, 1)), 0, x.shape[:2])
+    outputs: Tensor = layer(x.flatten(0, 1))
+    return torch.unflatten(outputs, 0, x.shape[:2])
 
 
 LAYERS: dict[type[nn.Module], Layer] = {
@@ -168,7 +169,8 @@ def mean_losses(
     weights : Tensor, shape (models, batch), optional
         1 for examples and 0 for padding, with cross-entropy and the squared error.
     """
-    if entropy := loss is functional.cross_entropy:
+    entropy = loss is functional.cross_entropy
+    if entropy:
         flat = outputs.flatten(0, 1), targets.flatten(0, 1)
         each = functional.cross_entropy(*flat, reduction="none")
         each = each.reshape(*outputs.shape[:2], -1)

@@ -223,7 +223,8 @@ class SplitModel(nn.Module):
             If a name is missing or a shape differs.
         """
         for name, tensor in self.tensors.items():
-            if (value := state.get(name)) is None or value.shape != tensor.shape:
+            value = state.get(name)
+            if value is None or value.shape != tensor.shape:
                 actual = "missing" if value is None else f"of shape {list(value.shape)}"
                 raise SettingsError(
                     f"{name!r} is {actual}; the model's is of shape "

@@ -253,7 +253,8 @@ class LinearTask(Checked, RegressionTask):
     def best_errors(self) -> Matrix:
         """‖φ̂_i - φ_i‖ of each client, for the best rank-k approximation Φ̂ of Φ."""
         u = np.linalg.svd(self.models, full_matrices=False)[0][:, : self.rank]
-        return np.asarray(np.linalg.norm(self.models - u @ (u.T @ self.models), axis=0))
+        residual: Matrix = self.models - u @ (u.T @ self.models)
+        return np.asarray(np.linalg.norm(residual, axis=0))
 
     def draw(self, client: int, draw: int = 0, samples: int | None = None) -> Sample:
         """Draw x ~ N(0, I_d) and y = φ_iᵀ x + noise."""
@@ -372,7 +373,8 @@ class TransferTask(Checked, RegressionTask):
     @cached_property
     def eigenvalues(self) -> Matrix:
         """Eigenvalues of Σ_T, shape (dimension,)."""
-        return np.exp(-np.arange(1, self.dimension + 1) / self.tau) + 1e-4
+        decay: Matrix = np.exp(-np.arange(1, self.dimension + 1) / self.tau)
+        return decay + 1e-4
 
     def is_source(self, client: int) -> bool:
         """Return whether a client is a source."""

@@ -294,7 +294,8 @@ def called(
     # Code of a user would be compared in each call, of which none would be faster.
     if not (_are_captured(arguments[0]) and objective.is_known):
         return function(*arguments)
-    if not (kept := _kept((key, *map(_form, arguments)))):
+    kept = _kept((key, *map(_form, arguments)))
+    if not kept:
         kept.append(CapturedFunction(function, arguments))
     return cast(CapturedFunction, kept[0])(arguments)
 

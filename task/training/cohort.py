@@ -134,7 +134,8 @@ class CohortLimit:
 
 def make(call: Call) -> Any:
     """Return a call's result, computed with those of other clients' equal calls."""
-    if (client := current_client()) is None or not _has_key(call):
+    client = current_client()
+    if client is None or not _has_key(call):
         return call.alone()
     # Gradient mode and autocast belong to the thread, so they would affect the other
     # clients, which run while this one waits.

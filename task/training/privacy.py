@@ -195,7 +195,8 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
                     objective = objective + expected * term
             objective.backward()  # type: ignore[no-untyped-call]
         for name, parameter in trained.items():
-            if (samples := getattr(parameter, "grad_sample", None)) is None:
+            samples = getattr(parameter, "grad_sample", None)
+            if samples is None:
                 allowed = f"0 with this model: Opacus has no gradients of {name!r}"
                 require(not len(targets), "dp-noise", privacy.dp_noise, allowed)
                 samples = parameter.new_zeros(0, *parameter.shape)

@@ -67,7 +67,8 @@ class StackedBatch(NamedTuple):
     @property
     def counts(self) -> Tensor | int:
         """Number of each client's examples."""
-        return self.targets.shape[1] if self.weights is None else self.weights.sum(1)
+        size: int = self.targets.shape[1]
+        return size if self.weights is None else self.weights.sum(1)
 
     def steps(self) -> Iterator["StackedBatch"]:
         """Yield the batch of each step."""
@@ -568,7 +569,8 @@ class StackedOptimizer:
         Tensor, shape (members,)
             Mean losses of the batches.
         """
-        if (members := batch.members) is not None:
+        members = batch.members
+        if members is not None:
             members = members.to(batch.inputs.device)
 
         def chosen(tensor: Tensor) -> Tensor:
