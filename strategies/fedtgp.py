@@ -52,6 +52,10 @@ class FedTGP(FedProto, uses_mean="never"):
     fedtgp_threshold: float = setting(100.0, ge=0)
     batch_size: int = setting(10, ge=1)
 
+    def __init__(self, **base: Any) -> None:
+        super().__init__(**base)
+        self.state[GENERATOR] = {}
+
     def generator(self, classes: int, width: int) -> nn.Sequential:
         """Return e and F as one model, which maps a class to its prototype."""
         with torch.random.fork_rng(devices=[]):
@@ -59,7 +63,7 @@ class FedTGP(FedProto, uses_mean="never"):
             first, last = (nn.Linear(width, width) for _ in range(2))
             embedding = nn.Embedding(classes, width)
         model = nn.Sequential(embedding, first, nn.ReLU(), last)
-        if saved := self.state.get(GENERATOR):
+        if saved := self.state[GENERATOR]:
             model.load_state_dict({n: torch.tensor(a) for n, a in saved.items()})
         return model
 

@@ -318,7 +318,7 @@ def check_examples(task: Task, client: int, expected: object) -> None:
     if expected is not None and (found := fingerprint(task, client)) != expected:
         raise ResourceError(
             f"examples of client {client} have the fingerprint {found}; expected "
-            f"{expected}, as at the start of the run: the data have changed since, or "
-            "a process has built another task (a random split needs a seed)",
+            f"{expected!r}, as at the start of the run: the data have changed since, "
+            "or a process has built another task (a random split needs a seed)",
             "other-examples",
         )

@@ -39,9 +39,11 @@ def test_other_examples_have_another_fingerprint():
     found = {fingerprint(task, 0) for task in others}
     assert len(found | {first}) == len(others) + 1
     check_examples(others[0], 0, None)
-    with pytest.raises(ResourceError) as raised:
-        check_examples(others[0], 0, first)
-    assert raised.value.code == "other-examples"
+    for other in (first, "a\nb"):
+        with pytest.raises(ResourceError) as raised:
+            check_examples(others[0], 0, other)
+        assert raised.value.code == "other-examples"
+        assert "\n" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
