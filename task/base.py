@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from flwr_frl.common.settings import ResourceError, SettingsError, require
 from flwr_frl.task.checks import check_head, check_model, check_part
+from flwr_frl.task.conformal import Conformal
 from flwr_frl.task.devices import CPU, seeded
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import check_metrics
@@ -65,6 +66,10 @@ class BaseTask(ABC):
     held_out: bool = False
     # The validation set of a client if every evaluation uses it beside the test set.
     validation_examples: Callable[[int], ExampleSet] | None = None
+    # How prediction sets are made; None if there are none.
+    conformal: Conformal | None = None
+    # Unit of targets that are numbers.
+    unit: float = 1.0
 
     @property
     def unused_settings(self) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from logging import WARNING
 from math import isfinite, nan
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -45,19 +46,24 @@ def evaluate_model(
         ``accuracy``, 0 to 1, if targets are classes; in addition ``global-nc2`` and
         ``local-nc2`` (`flwr_frl.task.models.neural_collapse`) if the head is one linear
         layer; the task's custom metrics; with ``result-protocol`` at
-        ``best-validation``, loss and accuracy on the validation examples, with the
-        prefix ``validation-``. Both NC2 and custom metrics are left out if
-        they are not finite.
+        ``best-validation`` or with ``coverage``, loss and accuracy on the validation
+        examples, with the prefix ``validation-``; with ``coverage``, the metrics of
+        `Conformal.metrics`. Both NC2 and custom metrics are left out if they are not
+        finite.
     """
     examples = test_examples(task, index)
-    loss, metrics = measure(task, model, examples)
+    loss, metrics, tested = measure(task, model, examples)
     if "accuracy" in metrics:
         metrics |= _collapse(task, [index], model)[0]
     if task.validation_examples is not None:
-        held_out_loss, held_out = measure(task, model, task.validation_examples(index))
-        metrics["validation-loss"] = held_out_loss
-        if "accuracy" in held_out:
-            metrics["validation-accuracy"] = held_out["accuracy"]
+        held_out = measure(task, model, task.validation_examples(index))
+        metrics["validation-loss"] = held_out.loss
+        if "accuracy" in held_out.metrics:
+            metrics["validation-accuracy"] = held_out.metrics["accuracy"]
+        if task.conformal is not None and tested and held_out.pair:
+            about = task.conformal.metrics(held_out.pair, tested, task.unit)
+            # A custom metric may be called `ece`, too.
+            metrics = {n: v for n, v in about.items() if isfinite(v)} | metrics
     return loss, len(examples), metrics
 
 
@@ -103,9 +109,25 @@ def _collapse(
     return metrics
 
 
-def measure(
-    task: Task, model: SplitModel, examples: ExampleSet
-) -> tuple[float, dict[str, Scalar]]:
+class Measured(NamedTuple):
+    """Results of a model on some examples.
+
+    Parameters
+    ----------
+    loss : float
+        Mean loss.
+    metrics : dict
+        Accuracy and custom metrics, if any.
+    pair : tuple of Tensor, optional
+        All outputs and targets, on the CPU, if metrics or prediction sets need them.
+    """
+
+    loss: float
+    metrics: dict[str, Scalar]
+    pair: tuple[Tensor, Tensor] | None
+
+
+def measure(task: Task, model: SplitModel, examples: ExampleSet) -> Measured:
     """Return a model's loss, and its accuracy and custom metrics, if any."""
     seen: list[tuple[Tensor, Tensor]] = []
 
@@ -114,14 +136,17 @@ def measure(
         return task.loss(outputs, targets)
 
     # Only calls with the same loss object can be batched across clients.
-    loss, accuracy = evaluate(model, examples, seen_loss if task.metrics else task.loss)
+    sees = bool(task.metrics) or task.conformal is not None
+    loss, accuracy = evaluate(model, examples, seen_loss if sees else task.loss)
     metrics: dict[str, Scalar] = {}
+    pair: tuple[Tensor, Tensor] | None = None
     if seen:
-        pairs = [torch.cat(parts).cpu() for parts in zip(*seen, strict=True)]
-        values = {n: _value(n, metric, *pairs) for n, metric in task.metrics.items()}
+        outputs, targets = zip(*seen, strict=True)
+        pair = torch.cat(outputs).cpu(), torch.cat(targets).cpu()
+        values = {n: _value(n, metric, *pair) for n, metric in task.metrics.items()}
         # A metric may be undefined for one client, such as R² of one example.
         metrics |= {name: value for name, value in values.items() if isfinite(value)}
-    return loss, metrics | _accuracy(task, examples, accuracy)
+    return Measured(loss, metrics | _accuracy(task, examples, accuracy), pair)
 
 
 def _value(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:

@@ -228,9 +228,8 @@ def summarize(
     if spent := [c[EXAMPLE_EPSILON] for c in clients.values() if EXAMPLE_EPSILON in c]:
         summary[EXAMPLE_EPSILON] = max(spent)
     if means:
-        tenth, ranked = math.ceil(len(means) / 10), np.sort(list(means.values()))
-        summary["accuracy-worst-decile"] = float(np.mean(ranked[:tenth]))
-        summary["accuracy-best-decile"] = float(np.mean(ranked[-tenth:]))
+        of_tenths = extreme_tenths(means)
+        summary["accuracy-worst-decile"], summary["accuracy-best-decile"] = of_tenths
     if bits := [row["bits"] for row in rows if "bits" in row]:
         summary["bits"] = sum(bits)
     return summary | {
@@ -240,6 +239,12 @@ def summarize(
         **{n: rows[-1][n] for n in LATEST if n in rows[-1]},
         "bytes": sum(row["bytes-down"] + row["bytes-up"] for row in rows),
     }
+
+
+def extreme_tenths(means: Mapping[str, float]) -> tuple[float, float]:
+    """Return the means of the worst and the best tenth of the clients, rounded up."""
+    tenth, ranked = math.ceil(len(means) / 10), np.sort(list(means.values()))
+    return float(np.mean(ranked[:tenth])), float(np.mean(ranked[-tenth:]))
 
 
 class RunResult(NamedTuple):
@@ -292,8 +297,12 @@ def run_result(
     protocol = str(settings["result-protocol"])
     final = result_rows(rows, protocol, int(settings["evaluate-last"]))
     metric = quality({n for row in final for n, v in row.items() if is_number(v)})
-    means = client_means(directory, metric, {row["round"] for row in final})
+    rounds = {row["round"] for row in final}
+    means = client_means(directory, metric, rounds)
     summary = summarize(rows, clients, final, means if metric == "accuracy" else None)
+    if "coverage" in summary:
+        covered = client_means(directory, "coverage", rounds)
+        summary["coverage-worst-decile"] = extreme_tenths(covered)[0]
     summary |= {"protocol": protocol_text(final, protocol), TESTED_MODEL: tested}
     summary |= by_model(metric, means, clients)
     summary |= summarize_newcomers(joined)

@@ -203,8 +203,8 @@ class TableTask(PartitionedTask):
             self.metrics = {"r2": r2}
             # Clients that differ in the unit have no common error.
             if settings.standardize != "client" or not num_clients:
-                unit = self.scaling(0).label_std
-                self.metrics = {"r2": r2, "rmse": partial(rmse, unit=unit)}
+                self.unit = self.scaling(0).label_std
+                self.metrics = {"r2": r2, "rmse": partial(rmse, unit=self.unit)}
 
     @property
     def unused_settings(self) -> Mapping[str, str]:

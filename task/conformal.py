@@ -1,0 +1,127 @@
+"""Conformal prediction: sets of classes, or intervals, that contain the target.
+
+Split conformal prediction (Papadopoulos et al., 2002; Angelopoulos and Bates, 2023,
+section 1): if a client's validation and test examples are exchangeable, the sets
+contain the target with a probability of at least the coverage, for any model that was
+not trained on them.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from flwr_frl.common.settings import require
+from flwr_frl.task.examples import are_classes
+from flwr_frl.task.metrics import brier_score, ece, probabilities
+
+ScoreName = Literal["lac", "aps"]
+# The outputs of a model and the targets.
+Pair = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class Conformal:
+    """How a client makes its prediction sets.
+
+    Parameters
+    ----------
+    coverage : float
+        Probability, between 0 and 1, with which a set contains the target.
+    score : {"lac", "aps"}, default "lac"
+        Nonconformity score of a class; see `class_scores`.
+    """
+
+    coverage: float
+    score: ScoreName = "lac"
+
+    def threshold(self, validation: Pair) -> float:
+        """Return the largest nonconformity score in a client's prediction sets.
+
+        Of n validation examples it is the ⌈(n + 1) · coverage⌉-th smallest score of the
+        targets. It is infinite, so that sets contain everything, if n is smaller than
+        that, that is below coverage / (1 - coverage).
+        """
+        scores = self._target_scores(validation)
+        rank = math.ceil((len(scores) + 1) * self.coverage - 1e-9)
+        if rank > len(scores):
+            return math.inf
+        return scores.kthvalue(rank).values.item()
+
+    def metrics(
+        self, validation: Pair, test: Pair, unit: float = 1.0
+    ) -> dict[str, float]:
+        """Return the coverage and size of prediction sets, and calibration errors.
+
+        Parameters
+        ----------
+        validation, test : tuple of Tensor
+            Outputs and targets.
+        unit : float, default 1
+            Unit of numbers, in which ``interval-width`` is given.
+
+        Returns
+        -------
+        dict
+            ``coverage``, the share of test targets in their sets. For classes
+            ``set-size``, the mean number of classes in a set, ``ece`` and
+            ``brier-score``; for numbers ``interval-width``, which may be infinite. It
+            is empty without test targets.
+        """
+        threshold = self.threshold(validation)
+        covered = self._target_scores(test) <= threshold
+        if not len(covered):
+            return {}
+        metrics = {"coverage": covered.double().mean().item()}
+        if _has_classes(test):
+            sets = class_scores(probabilities(*test)[0], self.score) <= threshold
+            metrics["set-size"] = sets.sum(1).double().mean().item()
+            return metrics | {"ece": ece(*test), "brier-score": brier_score(*test)}
+        return metrics | {"interval-width": 2 * threshold * unit}
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """Raise `SettingsError` unless targets are classes or comparable numbers."""
+        valid = _has_classes((outputs, targets)) or outputs.shape == targets.shape
+        allowed = f"0 for outputs of shape {tuple(outputs.shape)} and targets of "
+        allowed += f"{tuple(targets.shape)}, which are neither classes nor as many"
+        require(valid, "coverage", self.coverage, allowed)
+
+    def _target_scores(self, pair: Pair) -> Tensor:
+        """Return the scores of targets: for numbers the largest absolute residual."""
+        if _has_classes(pair):
+            shares, targets = probabilities(*pair)
+            scores = class_scores(shares, self.score)
+            return scores.gather(1, targets[:, None])[:, 0]
+        outputs, targets = pair
+        return (outputs - targets).abs().flatten(1).amax(1)
+
+
+def class_scores(shares: Tensor, score: ScoreName) -> Tensor:
+    """Return the nonconformity score of each class.
+
+    Parameters
+    ----------
+    shares : Tensor, shape (n, classes)
+        Probabilities.
+    score : {"lac", "aps"}
+        ``lac``: 1 - p of the class (Sadinle et al., 2019), which gives the smallest
+        sets on average, some of which may be empty. ``aps``: the sum of the
+        probabilities of this and all more probable classes (Romano et al., 2020,
+        without randomisation), which gives larger sets for difficult inputs.
+
+    Returns
+    -------
+    Tensor, shape (n, classes)
+        The scores, from 0 to 1.
+    """
+    if score == "lac":
+        return 1 - shares
+    ordered, order = shares.sort(dim=1, descending=True, stable=True)
+    return torch.empty_like(shares).scatter_(1, order, ordered.cumsum(1))
+
+
+def _has_classes(pair: Pair) -> bool:
+    outputs, targets = pair
+    return are_classes(targets, outputs.shape[1:2])
