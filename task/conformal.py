@@ -37,6 +37,10 @@ class Conformal:
     coverage: float
     score: ScoreName = "lac"
 
+    def calibrated(self, validation: Pair) -> "PredictionSets":
+        """Return a client's prediction sets, given its validation examples."""
+        return PredictionSets(self.coverage, self.score, self.threshold(validation))
+
     def threshold(self, validation: Pair) -> float:
         """Return the largest nonconformity score in a client's prediction sets.
 
@@ -70,16 +74,16 @@ class Conformal:
             ``brier-score``; for numbers ``interval-width``, which may be infinite. It
             is empty without test targets.
         """
-        threshold = self.threshold(validation)
-        covered = self._target_scores(test) <= threshold
+        sets = self.calibrated(validation)
+        covered = self._target_scores(test) <= sets.threshold
         if not len(covered):
             return {}
         metrics = {"coverage": covered.double().mean().item()}
         if _has_classes(test):
-            sets = class_scores(probabilities(*test)[0], self.score) <= threshold
-            metrics["set-size"] = sets.sum(1).double().mean().item()
+            members = sets.members(probabilities(*test)[0])
+            metrics["set-size"] = members.sum(1).double().mean().item()
             return metrics | {"ece": ece(*test), "brier-score": brier_score(*test)}
-        return metrics | {"interval-width": 2 * threshold * unit}
+        return metrics | {"interval-width": 2 * sets.threshold * unit}
 
     def check(self, outputs: Tensor, targets: Tensor) -> None:
         """Raise `SettingsError` unless targets are classes or comparable numbers."""
@@ -96,6 +100,29 @@ class Conformal:
             return scores.gather(1, targets[:, None])[:, 0]
         outputs, targets = pair
         return (outputs - targets).abs().flatten(1).amax(1)
+
+
+@dataclass(frozen=True)
+class PredictionSets:
+    """A client's prediction sets.
+
+    Parameters
+    ----------
+    coverage : float
+        Probability, between 0 and 1, with which a set contains the target.
+    score : {"lac", "aps"}
+        Nonconformity score of a class.
+    threshold : float
+        The largest score in a set; for numbers half the length of an interval.
+    """
+
+    coverage: float
+    score: ScoreName
+    threshold: float
+
+    def members(self, shares: Tensor) -> Tensor:
+        """Return which classes are in the sets, given probabilities (n, classes)."""
+        return class_scores(shares, self.score) <= self.threshold
 
 
 def class_scores(shares: Tensor, score: ScoreName) -> Tensor:

@@ -1,8 +1,11 @@
 """Predict with a trained model, export it to a file, and load it again."""
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flwr_frl.clients.device.card import CARD, card_of, read_card
+from flwr_frl.clients.device.card import CARD, card_of, read_card, read_json
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.settings import (
     SettingsError,
@@ -21,6 +24,7 @@ from flwr_frl.common.settings import (
     require,
 )
 from flwr_frl.task.base import Task
+from flwr_frl.task.conformal import PredictionSets
 from flwr_frl.task.data.datasets import IMAGE_SUFFIXES
 from flwr_frl.task.data.tables import DataFrame
 from flwr_frl.task.models import SplitModel
@@ -29,6 +33,8 @@ from flwr_frl.task.models.weights import FORMAT, pack_model, read_safetensors
 from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.tasks.table import TableTask
 
+# Key of an exported file's metadata: the client's prediction sets.
+SETS = "prediction-sets"
 # Values of a model that a file of arrays may lack; 256 MiB of float32.
 MAX_MISSING_VALUES = 2**26
 # Number of images in memory at a time.
@@ -63,11 +69,16 @@ class Predictor:
         The model, with the parts ``representation`` and ``head``.
     task : Task
         Reads its inputs.
+    calibrated : PredictionSets, optional
+        The client's conformal prediction sets, if its run had ``coverage``.
     """
 
-    def __init__(self, model: SplitModel, task: Task) -> None:
+    def __init__(
+        self, model: SplitModel, task: Task, calibrated: PredictionSets | None = None
+    ) -> None:
         self.model = model.eval()
         self.task = task
+        self.calibrated = calibrated
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -102,6 +113,62 @@ class Predictor:
         classes = [name for part in parts for name in part.classes]
         return Prediction(classes, np.concatenate([part.outputs for part in parts]))
 
+    def sets(self, prediction: Prediction) -> list[tuple[str, ...]]:
+        """Return the conformal prediction sets of predictions of classes.
+
+        Parameters
+        ----------
+        prediction : Prediction
+            Predictions of this object.
+
+        Returns
+        -------
+        list of tuple of str
+            The classes in the set of each input, in the order of `classes`. A set may
+            be empty.
+
+        Raises
+        ------
+        SettingsError
+            If there are no prediction sets, or the targets are numbers.
+        """
+        calibrated = self._calibrated()
+        allowed = "one with classes; for numbers call intervals()"
+        require(bool(self.classes), "the task", type(self.task).__name__, allowed)
+        members = calibrated.members(torch.from_numpy(prediction.outputs)).tolist()
+        return [tuple(compress(self.classes, row)) for row in members]
+
+    def intervals(self, prediction: Prediction) -> NDArray[np.floating[Any]]:
+        """Return the conformal prediction intervals of predictions of numbers.
+
+        Parameters
+        ----------
+        prediction : Prediction
+            Predictions of this object.
+
+        Returns
+        -------
+        ndarray, shape (n, ..., 2)
+            Lower and upper end for each number of the outputs, of shape (n, ...).
+
+        Raises
+        ------
+        SettingsError
+            If there are no prediction sets, or the targets are classes.
+        """
+        half = self._calibrated().threshold
+        allowed = "one with numbers; for classes call sets()"
+        require(not self.classes, "the task", type(self.task).__name__, allowed)
+        if isinstance(self.task, TableTask):
+            half *= self.task.scaling(0).label_std
+        return np.stack([prediction.outputs - half, prediction.outputs + half], axis=-1)
+
+    def _calibrated(self) -> PredictionSets:
+        allowed = "above 0 in the run, and the name of a client, for prediction sets"
+        require(self.calibrated is not None, "coverage", 0.0, allowed)
+        assert self.calibrated is not None
+        return self.calibrated
+
     def _inputs_of(self, inputs: Any) -> Iterable[tuple[str, str | Tensor]]:
         """Return the inputs, each with its place."""
         if isinstance(inputs, DataFrame) and isinstance(self.task, TableTask):
@@ -126,24 +193,39 @@ class Predictor:
         ------
         input, class name, probability
             A tuple of text for each image or line. Without classes, it contains the
-            input and the outputs.
+            input and the outputs. Last comes the prediction set, such as
+            ``{ant, bee}``, or an interval for each output, if there are any.
 
         Raises
         ------
         SettingsError
             If a file has no lines, or its content does not fit the model.
         """
-        for places, (classes, outputs) in self._batches(list(self._lines_of(paths))):
+        for places, prediction in self._batches(list(self._lines_of(paths))):
+            classes, outputs = prediction
+            regions = self._regions(prediction)
             for i, place in enumerate(places):
                 if classes:
-                    yield place, printable(classes[i]), f"{outputs[i].max():.4f}"
+                    cells = [printable(classes[i]), f"{outputs[i].max():.4f}"]
                 else:
-                    yield place, *(f"{value:.6g}" for value in outputs[i].flatten())
+                    cells = [f"{value:.6g}" for value in outputs[i].flatten()]
+                yield place, *cells, *regions[i]
+
+    def _regions(self, prediction: Prediction) -> list[list[str]]:
+        """Return the prediction set, or the intervals, of each input as text."""
+        if self.calibrated is None:
+            return [[] for _ in prediction.outputs]
+        if self.classes:
+            sets = self.sets(prediction)
+            return [[f"{{{', '.join(map(printable, each))}}}"] for each in sets]
+        rows = self.intervals(prediction).reshape(len(prediction.outputs), -1, 2)
+        return [[f"[{low:.6g}, {high:.6g}]" for low, high in row] for row in rows]
 
     def export(self, path: FilePath) -> None:
         """Write the model to one ``.safetensors`` file, for `load_model`.
 
-        It contains all arrays, what using them needs, and a checksum.
+        It contains all arrays, what using them needs, and a checksum. If the client has
+        prediction sets, it contains their threshold.
 
         Raises
         ------
@@ -162,7 +244,10 @@ class Predictor:
         valid = card != "" and not more
         require(valid, "the model", type(self.task).__name__, allowed, "export")
         arrays = {name: tensor.contiguous() for name, tensor in tensors.items()}
-        write_atomically(path, pack_model(arrays, {"format": FORMAT, CARD: card}))
+        about = {"format": FORMAT, CARD: card}
+        if self.calibrated is not None:
+            about[SETS] = json.dumps(asdict(self.calibrated))
+        write_atomically(path, pack_model(arrays, about))
 
     def _lines_of(
         self, paths: Sequence[FilePath]
@@ -262,7 +347,8 @@ def load_model(path: FilePath) -> Predictor:
     model = new_model(task)
     check_arrays(model.state_dict(), arrays)
     model.load_state_dict(arrays, strict=False)
-    return Predictor(model, task)
+    sets = read_json(PredictionSets, metadata[SETS]) if SETS in metadata else None
+    return Predictor(model, task, sets)
 
 
 def files_in(paths: Sequence[FilePath]) -> list[Path]:

@@ -343,10 +343,22 @@ def test_numbers_are_predicted_in_their_unit(tmp_path):
     path = write(tmp_path / "people.csv", numbers())
     named = {"label_column": "score", "cache_dir": str(tmp_path / "cache")}
     named |= {"input_columns": "heart", "checkpoint_every": 5, "learning_rate": 0.1}
+    named |= {"validation_fraction": 0.25, "coverage": 0.7}
     flags = ("--task", "table", "--data-dir", str(path), "--rounds", "10")
     assert run(tmp_path / "out", "fedrep", *flags, **named) == 0
     # Without the column of people, all rows are predicted.
     rows = DataFrame(numbers()).drop(columns="person")
-    predicted = load_run(tmp_path / "out" / "fedrep", "p0")(rows).outputs[:, 0]
+    predictor = load_run(tmp_path / "out" / "fedrep", "p0")
+    prediction = predictor(rows)
+    predicted = prediction.outputs[:, 0]
+    # The intervals have that unit, too.
+    low, high = predictor.intervals(prediction)[:, 0].T
+    reported = json.loads((tmp_path / "out/fedrep/clients.json").read_text())["p0"]
+    assert high - low == pytest.approx(np.full(len(low), reported["interval-width"]))
+    assert (low + high) / 2 == pytest.approx(predicted)
+    (tmp_path / "new.csv").write_text("heart\n0.5")
+    (row,) = predictor.rows([tmp_path / "new.csv"])
+    (ends,) = predictor.intervals(predictor([[0.5]]))[0]
+    assert json.loads(row[2]) == pytest.approx(ends, rel=1e-4)
     error = predicted - np.array(numbers()["score"])
     assert np.sqrt(np.mean(error**2)) < np.std(numbers()["score"]) / 2
