@@ -35,7 +35,7 @@ from benchmarks.runs import (
 from flwr_frl.common.settings import Setting, Settings, SettingsError
 from flwr_frl.results.processes import run_parallel
 from flwr_frl.results.results import write_json
-from flwr_frl.results.sweep import points
+from flwr_frl.results.search import space_of
 
 CONFIGS = Path(__file__).parent / "configs"
 # Entries of rows and cells that are no settings
@@ -313,7 +313,7 @@ class Bench:
         chosen: dict[str, Setting] = {}
         for stage in [grid] if isinstance(grid, str) else grid:
             # A grid by cell, or for all cells
-            tried = points(self.config.cells[cell].get("grid", stage))
+            tried = space_of(self.config.cells[cell].get("grid", stage)).corners
             while True:
                 jobs = [
                     [self.job(row, cell, seed, {**chosen, **p}) for seed in seeds]

@@ -74,40 +74,52 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
     SettingsError
         If the arguments cannot be parsed.
     """
+    words = [*(sys.argv[1:] if arguments is None else arguments)]
+    command = words.pop(0) if words[:1] in (["tune"], ["compare"]) else ""
     raw = argparse.RawDescriptionHelpFormatter
     many: dict[str, Any] = {"action": "append", "default": []}
     parser = Parser(description=__doc__, formatter_class=raw, allow_abbrev=False)
+    parser.set_defaults(command=command, list=False)
     add = parser.add_argument
-    text = "algorithms to compare; see --list"
-    add("algorithms", nargs="*", metavar="ALGORITHM", help=text)
-    text = "inline: in this process; ray: on all cores; auto (default): the faster one"
-    add("--backend", default="auto", help=text)
     text = "other settings (docs/settings.md), or a TOML file with settings"
     add("--run-config", nargs="+", metavar="'k=v …'", help=text, **many)
-    text = "run N seeds, starting at --seed; report mean ± standard deviation"
-    add("--seeds", type=int, metavar="N", help=text)
-    text = "run N of them in parallel processes (default 1; not with --backend ray)"
-    add("--jobs", type=int, default=1, metavar="N", help=text)
-    text = "with `tune ALGORITHM …`: values, or ranges k=low..high (logarithmic from a "
-    text += "ratio of 10 on; extra [tune]), to choose from by validation accuracy"
-    add("--grid", metavar="'k=v,v …'", help=text, **many)
-    text = "with ranges: number of points that are tried of each algorithm (default 20)"
-    add("--trials", type=int, metavar="N", help=text)
-    text = "with `compare DIR …`: test against this method (default: the best one)"
-    add("--baseline", default="", metavar="ALGORITHM", help=text)
-    text = "with `compare DIR …`: columns of table.tex, entries of summary.json"
-    add("--columns", default="", metavar="NAME,…", help=text)
-    add("--list", action="store_true", help="list algorithms, tasks and models")
-    add("--verbose", action="store_true", help="show Flower's log")
-    for flag, (name, meaning) in SETTING_FLAGS.items():
+    if command == "compare":
+        flags = {"output": SETTING_FLAGS["output"]}
+        add("folders", nargs="*", metavar="DIR", help="folders of results")
+        text = "test against this method (default: the best one)"
+        add("--baseline", default="", metavar="ALGORITHM", help=text)
+        text = "columns of table.tex, entries of summary.json"
+        add("--columns", default="", metavar="NAME,…", help=text)
+    else:
+        flags = SETTING_FLAGS
+        text = "algorithms to compare; see --list"
+        add("algorithms", nargs="*", metavar="ALGORITHM", help=text)
+        text = "inline: in this process; ray: on all cores; auto (default): the faster"
+        add("--backend", default="auto", help=text)
+        text = "run N seeds, starting at --seed; report mean ± standard deviation"
+        add("--seeds", type=int, metavar="N", help=text)
+        text = "run N of them in parallel processes (default 1; not with --backend ray)"
+        add("--jobs", type=int, default=1, metavar="N", help=text)
+        add("--verbose", action="store_true", help="show Flower's log")
+    if command == "tune":
+        text = (
+            "values, or ranges k=low..high (logarithmic from a ratio of 10 on; extra "
+        )
+        text += "[tune]), to choose from by validation accuracy"
+        add("--grid", metavar="'k=v,v …'", required=True, action="append", help=text)
+        text = "with ranges: number of points that are tried of each algorithm"
+        add("--trials", type=int, metavar="N", help=text)
+    if not command:
+        text = "list algorithms, tasks and models"
+        add("--list", action="store_true", help=text)
+    for flag, (name, meaning) in flags.items():
         default = defaults()[name]
         text = f"{meaning} (default {default!r})" if default != "" else meaning
         # argparse formats the help with the % operator.
         text, absent = text.replace("%", "%%"), argparse.SUPPRESS
         add(f"--{flag}", dest=name, type=type(default), default=absent, help=text)
-    namespace = parser.parse_intermixed_args(arguments)
+    namespace = parser.parse_intermixed_args(words)
     by_flag = {n: value for n, value in vars(namespace).items() if n in defaults()}
-    namespace.grid = " ".join(namespace.grid)
     given = dict[str, Any]()
     for texts in namespace.run_config:
         given |= run_config(texts)
@@ -146,21 +158,16 @@ def _run(arguments: Sequence[str] | None) -> int:
     if namespace.list:
         Console().out(list_all(), highlight=False)
         return 0
-    if namespace.algorithms[:1] == ["compare"]:
+    if namespace.command == "compare":
         return _compare(namespace, overrides)
     # Loads torch and Flower, which `--list` and `--help` do without.
     from flwr_frl.commands import execute
 
     try:
         return execute(namespace, overrides)
-    except SettingsError as error:
-        # Errors name the flag that was given instead of its setting.
-        for flag, name in FLAGS.items():
-            if hasattr(namespace, name) and str(error).startswith(f"{name} is "):
-                error.args = (f"--{flag}{str(error).removeprefix(name)}",)
-        raise
     except Exception as error:
-        if namespace.verbose or not (frames := frames_of_user(error)):
+        frames = frames_of_user(error)
+        if isinstance(error, SettingsError) or namespace.verbose or not frames:
             raise
         text = f"error: {type(error).__name__}: {error}; --verbose shows all frames"
         print("".join(frames) + text, file=sys.stderr)
@@ -175,8 +182,8 @@ def _compare(namespace: argparse.Namespace, overrides: dict[str, Any]) -> int:
     allowed = "output and result-protocol, the only settings that compare reads"
     others = overrides.keys() - {"output", "result-protocol"}
     require(not others, "compare", sorted(others), allowed)
-    protocol, folders = overrides.get("result-protocol", ""), namespace.algorithms[1:]
-    comparison = compare(*folders, protocol=protocol, baseline=namespace.baseline)
+    named = {"protocol": overrides.get("result-protocol", "")}
+    comparison = compare(*namespace.folders, **named, baseline=namespace.baseline)
     output, single = overrides.get("output"), len(comparison.tasks) == 1
     valid, allowed = output and single, "unset without --output or with several tasks"
     require(valid or not namespace.columns, "columns", namespace.columns, allowed)

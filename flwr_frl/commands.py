@@ -14,8 +14,8 @@ from flwr_frl.results.methods import compare
 from flwr_frl.results.page import served_for
 from flwr_frl.results.processes import counted
 from flwr_frl.results.results import failure
-from flwr_frl.results.search import Ranges
-from flwr_frl.results.sweep import TUNED, Sweep, have_begun, space_of, tune
+from flwr_frl.results.search import Space, space_of
+from flwr_frl.results.sweep import TUNED, Sweep, have_begun, tune
 from flwr_frl.results.tables import DETAILS, cells, legend, terminal
 from flwr_frl.running import carry_out, hidden_info, output_of, sweep_of
 
@@ -43,23 +43,16 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     SettingsError
         If something is invalid, or results could not be written.
     """
-    backend, jobs, grid = namespace.backend, namespace.jobs, namespace.grid
+    backend, jobs = namespace.backend, namespace.jobs
     valid = jobs == 1 or (jobs > 1 and backend != "ray")
     allowed = "at least 1, and 1 with ray, which uses all cores for each run"
     require(valid, "jobs", jobs, allowed)
     backend = "inline" if jobs > 1 else backend
-    names, output = list(dict.fromkeys(namespace.algorithms)), output_of(overrides)
+    output, tuning = output_of(overrides), namespace.command == "tune"
     overrides = {**overrides, "output": output}
-    tuning = names[:1] == ["tune"]
-    allowed = "'tune' before the algorithms, as in: tune fedrep --grid …"
-    require(tuning or not grid, "grid", grid, allowed)
-    trials = namespace.trials
-    require(tuning or trials is None, "trials", trials, allowed)
-    for name in ("baseline", "columns"):
-        value, allowed = getattr(namespace, name), "unset, except with compare DIR …"
-        require(not value, name, value, allowed)
     chosen = overrides.get("algorithm")
-    algorithms = names[tuning:] or ([str(chosen)] if chosen else [*DEFAULT_ALGORITHMS])
+    default = [str(chosen)] if chosen else [*DEFAULT_ALGORITHMS]
+    algorithms = list(dict.fromkeys(namespace.algorithms)) or default
 
     sweep = sweep_of(algorithms, backend, namespace.seeds, jobs)
     summaries: Mapping[str, Any]
@@ -67,7 +60,8 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     try:
         with nullcontext() if namespace.verbose else hidden_info():
             if tuning:
-                summaries = _tune(algorithms, grid, trials, overrides, sweep)
+                space = space_of(" ".join(namespace.grid), namespace.trials)
+                summaries = _tune(algorithms, space, overrides, sweep)
             else:
                 runs, errors = carry_out(algorithms, overrides, sweep)
                 summaries = {name: run.summary for name, run in runs.items()}
@@ -94,23 +88,17 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
 
 
 def _tune(
-    algorithms: Sequence[str],
-    grid: str,
-    trials: int | None,
-    overrides: Settings,
-    sweep: Sweep,
+    algorithms: Sequence[str], space: Space, overrides: Settings, sweep: Sweep
 ) -> dict[str, Any]:
     """Tune algorithms on a grid and return the summaries of the best points."""
     former, output = str(overrides.get("resume", "")), Path(str(overrides["output"]))
     exists = not former or Path(former).is_dir()
     require(exists, "resume", former, "a folder of results")
-    space = space_of(grid, trials)
-    budget = space.trials if isinstance(space, Ranges) else len(space)
     # Each algorithm also has a test run of its best point.
-    num_runs = len(algorithms) * (budget + 1) * (sweep.count or 1)
+    num_runs = len(algorithms) * (space.budget + 1) * (sweep.count or 1)
     with served_for({**defaults(), **overrides}), counted(num_runs):
         tuned = tune(algorithms, space, overrides, output.resolve(), sweep)
-    print(f"each algorithm has a budget of {budget} points")
+    print(f"each algorithm has a budget of {space.budget} points")
     for name, entry in tuned.items():
         picked = " ".join(f"{n}={value}" for n, value in entry["picked"].items())
         print(f"{name}: {picked} is the best of {len(entry['points'])} points")

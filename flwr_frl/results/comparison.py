@@ -23,7 +23,6 @@ from flwr_frl.results.results import (
     PAGE,
     PLOT,
     SUMMARY,
-    log_os_errors,
     read_object,
     read_rows,
     write_json,
@@ -64,29 +63,10 @@ def _comparable(config: Settings) -> dict[str, Any]:
     return {name: v for name, v in config.items() if name not in facts("always")}
 
 
-def write_comparison(output: Path, summary: Mapping[str, Any]) -> set[str]:
-    """Write the summary and the page of an output folder.
-
-    A file that cannot be written is logged, and the others are written nevertheless.
-
-    Parameters
-    ----------
-    output : Path
-        The output folder.
-    summary : mapping
-        The content of ``summary.json``.
-
-    Returns
-    -------
-    set of str
-        The files that could not be written.
-    """
-    lost = set[str]()
-    with log_os_errors(SUMMARY, lost):
-        write_json(output / SUMMARY, summary)
-    with log_os_errors(PAGE, lost):
-        write_page(output)
-    return lost
+def write_comparison(output: Path, summary: Mapping[str, Any]) -> None:
+    """Write the summary, the content of ``summary.json``, and the page of a folder."""
+    write_json(output / SUMMARY, summary)
+    write_page(output)
 
 
 def write_paper(

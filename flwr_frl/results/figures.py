@@ -1,7 +1,7 @@
 """The figure of a comparison, and the look of each method in all pictures and pages."""
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import product
 from random import Random
 from typing import TYPE_CHECKING
@@ -69,7 +69,6 @@ def figure_of(rows: Mapping[str, list[list[Row]]], width: float = 0) -> "Figure"
     if CLOCK in present:
         panels.append((measure, CLOCK))
     look = looks(rows)
-    equal = equal_curves({name: curve(seeds, measure) for name, seeds in rows.items()})
     panels, size = panels[:1] if width else panels, 7 if width else 8
     figsize = (width, 0.8 * width) if width else (4.5 * len(panels) + 1.5, 3.6)
     figure = Figure(figsize=figsize, layout="constrained")
@@ -81,12 +80,10 @@ def figure_of(rows: Mapping[str, list[list[Row]]], width: float = 0) -> "Figure"
             if not rounds or not times.keys() >= set(rounds):
                 continue
             at, (colour, style) = [times[n] for n in rounds], look[name]
-            label = title(name)
-            if name in equal:
-                label, style = f"{label} = {title(equal[name])}", "--"
             marker, step = MARKERS[COLOURS.index(colour)], len(at) // 8 + 1
             line = {"ls": style, "marker": marker, "ms": 4, "mfc": "white", "mew": 0.8}
-            line |= {"markevery": (len(axes.lines) % step, step), "label": label}
+            # The markers of equal curves are at different places.
+            line |= {"markevery": (len(axes.lines) % step, step), "label": title(name)}
             axes.plot(at, means, colour, lw=1 if width else 1.5, **line)
             if len(seeds) > 1:
                 low, high = np.subtract(means, deviations), np.add(means, deviations)
@@ -103,22 +100,10 @@ def figure_of(rows: Mapping[str, list[list[Row]]], width: float = 0) -> "Figure"
         if across == CLOCK:
             axes.set(xlabel="simulated time", xscale="log")
     if lines := {line.get_label(): line for axes in every for line in axes.lines}:
-        ncols = 2 if equal else 3
-        below = {"loc": "outside lower center", "ncols": ncols, "frameon": False}
+        below = {"loc": "outside lower center", "ncols": 3, "frameon": False}
         place = below if width else {"loc": "outside right upper"}
         figure.legend(lines.values(), lines, fontsize=size, **place)
     return figure
-
-
-def equal_curves(curves: Mapping[str, Sequence[Sequence[float]]]) -> dict[str, str]:
-    """Return methods that an earlier one with the same `curve` would hide.
-
-    They are drawn dashed, and the legend names the earlier method.
-    """
-    texts = {n: [f"{mean:.6g}" for mean in curve[1]] for n, curve in curves.items()}
-    first = {str(text): name for name, text in reversed(texts.items()) if text}
-    earlier = {name: first.get(str(text), name) for name, text in texts.items()}
-    return {name: other for name, other in earlier.items() if other != name}
 
 
 def rank_diagram(ranking: Ranking) -> "Figure":

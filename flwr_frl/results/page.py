@@ -2,13 +2,11 @@
 
 A run writes it as ``report.html``, a file that holds its data as JSON and a script that
 shows them. ``python -m flwr_frl.results.page results`` serves the page of any folder at
-http://127.0.0.1:8765/, where it updates itself. The served page is read-only. By
-default only this machine can reach it; from another machine, use
-``ssh -L 8765:127.0.0.1:8765 SERVER``.
+http://127.0.0.1:8765/, where it updates itself. The served page is read-only. Only this
+machine can reach it; from another machine, use ``ssh -L 8765:127.0.0.1:8765 SERVER``.
 """
 
 import contextlib
-import ipaddress
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -23,7 +21,7 @@ from flwr.common import log
 
 from flwr_frl.common.command_line import Parser, exit_code
 from flwr_frl.common.files import write_atomically
-from flwr_frl.common.settings import Settings, SettingsError, require
+from flwr_frl.common.settings import Settings, require
 from flwr_frl.results import uplot
 from flwr_frl.results.page_data import read_folder
 from flwr_frl.results.page_script import SCRIPT, STYLE
@@ -93,28 +91,23 @@ class PageServer(ThreadingHTTPServer):
         The folder. It may be created and deleted while it is served.
     port : int
         The port, 0 to 65535; 0 picks a free port.
-    host : str, default "127.0.0.1"
-        An address of this machine.
 
     Raises
     ------
     SettingsError
-        If the address cannot be listened on.
+        If the port cannot be listened on.
     """
 
     daemon_threads = True
 
-    def __init__(self, folder: Path, port: int, host: str = LOOPBACK) -> None:
-        self.folder, self.host = folder, host
+    def __init__(self, folder: Path, port: int) -> None:
+        self.folder = folder
         try:
-            super().__init__((host, port), _Handler)
+            super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
-            raise SettingsError(
-                f"page is {port}, but {host}:{port} cannot be listened on ({error}); "
-                "set another port or host",
-                "page",
-            ) from None
-        self.url = f"http://{host}:{self.server_address[1]}/"
+            allowed = f"a port that can be listened on ({error})"
+            require(False, "page", port, allowed)
+        self.url = f"http://{LOOPBACK}:{self.server_address[1]}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Ignore connections that a browser closes before it has read the page."""
@@ -129,7 +122,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Send the page, whatever the path."""
-        if not self._is_local_name():
+        # A foreign name that resolves to this server would let a foreign page read this
+        # one (DNS rebinding).
+        name = urlsplit(f"//{self.headers.get('Host', '')}").hostname
+        if name not in (LOOPBACK, "localhost"):
             self.send_error(403, "unknown host name")
             return
         body = document(self.server.folder).encode()
@@ -137,19 +133,6 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "text/html; charset=utf-8")
         self.end_headers()
         self.wfile.write(body)
-
-    def _is_local_name(self) -> bool:
-        """Return True if the ``Host`` header is an address or a name of this server.
-
-        A foreign name that resolves to this server would let a foreign page read this
-        one (DNS rebinding).
-        """
-        name = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        try:
-            known = ("localhost", self.server.host)
-            return name in known or bool(ipaddress.ip_address(name))
-        except ValueError:
-            return False
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
@@ -182,12 +165,10 @@ def _serve(arguments: Sequence[str] | None) -> int:
     parser.add_argument("folder", type=Path, metavar="DIR", help="the results folder")
     text = "the port to listen on (default %(default)s); 0 picks a free port"
     parser.add_argument("--port", type=int, default=PORT, help=text)
-    text = "the address to listen on (default %(default)s); 0.0.0.0 is all addresses"
-    parser.add_argument("--host", default=LOOPBACK, help=text)
     options = parser.parse_args(arguments)
     folder = options.folder.absolute()
     require(folder.is_dir(), "DIR", str(folder), "a folder of results")
-    with PageServer(folder, options.port, options.host) as server:
+    with PageServer(folder, options.port) as server:
         print(f"{server.url} shows {folder}; stop with Ctrl-C", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             server.serve_forever()

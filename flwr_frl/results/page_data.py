@@ -18,7 +18,7 @@ from flwr.common import log
 from flwr_frl.common.algorithms import title
 from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES, TESTED_MODEL
 from flwr_frl.common.settings import Settings, defaults, facts
-from flwr_frl.results.figures import curve, equal_curves, looks
+from flwr_frl.results.figures import curve, looks
 from flwr_frl.results.methods import Comparison, MethodResult, over_runs, tested
 from flwr_frl.results.results import (
     CLIENTS,
@@ -116,9 +116,6 @@ def read_folder(folder: Path, once: str = "") -> dict[str, Any]:
         title(r.method): _entries(runs[r.method], varied) | r.entries for r in rows
     }
     look = looks(runs)
-    curves = {row.method: _curves(counted[row.method], row.metric) for row in rows}
-    main = {r.method: curves[r.method].get(r.metric, ((), (), ())) for r in rows}
-    equal = equal_curves(main)
     return {
         # The name only: the page may be sent to others, who need not know the path.
         "folder": folder.absolute().name,
@@ -130,9 +127,8 @@ def read_folder(folder: Path, once: str = "") -> dict[str, Any]:
         "clients": _clients(rows, every),
         "methods": [
             {"name": title(row.method), "metric": row.metric, "clients": row.clients}
-            | {"equals": title(equal.get(row.method, ""))}
             | dict(zip(("colour", "style"), look[row.method], strict=True))
-            | {"curves": curves[row.method]}
+            | {"curves": _curves(counted[row.method], row.metric)}
             for row in rows
         ],
     }

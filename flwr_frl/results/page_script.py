@@ -118,9 +118,7 @@ function curves(metric) {
   const drawn = methods.filter(({ curves }) => get(curves, metric));
   const log = ERRORS.includes(metric)
     && drawn.every(({ curves }) => curves[metric][1].every(y => y > 1e-20));
-  for (const { name, equals, colour: stroke, style, curves } of drawn) {
-    // Otherwise one of two equal curves would hide the other.
-    const label = equals ? `${name} = ${equals}` : name;
+  for (const { name: label, colour: stroke, style, curves } of drawn) {
     const [rounds, means, deviations] = curves[metric];
     const low = means.map(
       (y, i) => Math.max(y - deviations[i], log ? y / 10 : -Infinity));
@@ -128,7 +126,7 @@ function curves(metric) {
     tables.push([rounds, means, high, low]);
     const i = series.length, edge = { class: 'band', points: { show: false } };
     series.push(
-      { label, stroke, dash: DASHES[equals ? '--' : style], width: 2 }, edge, edge);
+      { label, stroke, dash: DASHES[style], width: 2 }, edge, edge);
     bands.push({ series: [i + 1, i + 2], fill: stroke + '33' });
   }
   for (const each of series) each.spanGaps = true;

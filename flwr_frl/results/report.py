@@ -30,6 +30,8 @@ from flwr_frl.results.results import (
     CLIENTS,
     METRICS,
     NEWCOMERS,
+    PAGE,
+    SUMMARY,
     Row,
     describe,
     is_number,
@@ -205,10 +207,11 @@ class Report:
                 write_json(self.directory / NEWCOMERS, joined)
         about = self.directory, self.settings, self.rows, self.tested
         summary = dict(run_result(*about, clients, joined or {}).summary)
-        with log_os_errors(self.output, self.lost), locked(self.output, wait=True):
+        files = f"{SUMMARY} and {PAGE}"
+        with log_os_errors(files, self.lost), locked(self.output, wait=True):
             content = read_comparable(self.settings)
             content["algorithms"][self.algorithm] = summary
-            self.lost |= write_comparison(self.output, content)
+            write_comparison(self.output, content)
         if self.tracking:
             self.tracking.end(True, summary)
         return summary

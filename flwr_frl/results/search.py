@@ -2,19 +2,29 @@
 
 import math
 import shutil
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flwr_frl.common.files import refuse_links
-from flwr_frl.common.settings import Setting, need, reading, require
+from flwr_frl.common.settings import Setting, defaults, need, reading, require
+from flwr_frl.results.results import is_number
 
 # Settings of a point.
 Point = dict[str, Setting]
 # File of a study, in the folder of its algorithm.
 STUDY = "study.log"
+# Settings that the search sets itself, or that need validation sets in the final run.
+FIXED = (
+    *("algorithm", "evaluate-on", "output", "resume", "seed", "validation-fraction"),
+    *("patience", "keep-best"),
+)
+# Number of points of each algorithm if there are ranges.
+TRIALS = 20
 # Share of a range's length, on its scale, within which a number is at an end.
 END = 0.05
 
@@ -39,49 +49,108 @@ class Range(NamedTuple):
         return "smallest" if place <= END else "largest" if place >= 1 - END else ""
 
 
-class Ranges(NamedTuple):
-    """Settings of which some are chosen in ranges, the others among values.
+class Space(NamedTuple):
+    """Settings to choose from.
 
     Parameters
     ----------
     text : str
         The grid as it was given.
     axes : mapping of str to Range or sequence
-        The ranges and values by setting.
-    trials : int
+        The range or the values of each setting.
+    budget : int
         Number of points of each algorithm.
     """
 
     text: str
     axes: Mapping[str, Range | Sequence[Setting]]
-    trials: int
+    budget: int
 
     @property
-    def ends(self) -> list[Point]:
-        """The points of all first and of all last values, to check the settings."""
+    def has_ranges(self) -> bool:
+        """Whether points are proposed; otherwise all are tried."""
+        return any(isinstance(axis, Range) for axis in self.axes.values())
+
+    @property
+    def corners(self) -> list[Point]:
+        """All points or, with ranges, those of all first and last values."""
+        if not self.has_ranges:
+            every = product(*self.axes.values())
+            return [dict(zip(self.axes, chosen, strict=True)) for chosen in every]
         lists = {n: a[:2] if isinstance(a, Range) else a for n, a in self.axes.items()}
         return [{n: each[i] for n, each in lists.items()} for i in (0, -1)]
 
+    def edges(self, point: Point) -> dict[str, str]:
+        """Return which numbers of a point are the ``"smallest"`` or ``"largest"``.
+
+        In a range, these are the numbers near its ends. Values beyond may be better.
+        """
+        found = dict[str, str]()
+        for name, axis in self.axes.items():
+            if isinstance(axis, Range):
+                found[name] = axis.end(point[name])
+            elif len(axis) > 1 and all(map(is_number, axis)):
+                ends = {min(axis): "smallest", max(axis): "largest"}
+                found[name] = ends.get(point[name], "")
+        return {name: end for name, end in found.items() if end}
+
+
+def space_of(text: str, trials: int | None = None) -> Space:
+    """Parse a grid, ``name=value,value … name=low..high …``.
+
+    ``trials`` is the number of points if there are ranges, by default `TRIALS`. Raises
+    `SettingsError` if the grid cannot be parsed.
+    """
+    axes: dict[str, Range | list[Setting]] = {}
+    for part in text.split():
+        name, _, values = part.partition("=")
+        valid = bool(name and values) and name not in axes and name not in FIXED
+        require(valid, "grid", text, f"'name=value,value …', not {part!r}")
+        axes[name] = [_parse_value(value) for value in values.split(",")]
+        low, high = map(_parse_value, (*values.split(".."), "")[:2])
+        if is_number(low) and is_number(high):
+            require(low < high, "grid", part, "a range whose first end is the smaller")
+            integers = isinstance(low, int) and isinstance(high, int)
+            integers = integers and not isinstance(defaults().get(name), float)
+            axes[name] = Range(low, high, integers)
+    require(bool(axes), "grid", text, "settings with values: 'name=value,value …'")
+    space = Space(text, axes, TRIALS if trials is None else trials)
+    if space.has_ranges:
+        require(space.budget >= 1, "trials", trials, "an integer, at least 1")
+        return space
+    allowed = "unset unless --grid has a range, such as learning-rate=0.001..0.1"
+    require(trials is None, "trials", trials, allowed)
+    return space._replace(budget=len(space.corners))
+
+
+def _parse_value(text: str) -> Setting:
+    """Parse a value as TOML. Anything else is a string, which needs no quotes."""
+    try:
+        value: Setting = tomllib.loads(f"value = {text}")["value"]
+        return value
+    except tomllib.TOMLDecodeError:
+        return text
+
 
 def search(
-    ranges: Ranges,
+    space: Space,
     score: Callable[[Sequence[Point]], Sequence[float | None]],
     jobs: int,
     folder: Path,
     former: Path | None,
     seed: int,
 ) -> None:
-    """Try points that Optuna's TPE proposes.
+    """Try all points of a space or, with ranges, those that Optuna's TPE proposes.
 
     Parameters
     ----------
-    ranges : Ranges
-        The ranges, and the number of points.
+    space : Space
+        The settings to choose from.
     score : callable
         Tries points and returns their scores, None for those that failed. Higher ones
         are better.
     jobs : int
-        Number of points that are tried at once.
+        Number of proposed points that are tried at once.
     folder : Path
         Folder of the study. If ``former`` has a study, it is resumed, and its points
         are tried first.
@@ -90,6 +159,9 @@ def search(
     seed : int
         Seed of the sampler.
     """
+    if not space.has_ranges:
+        score(space.corners)
+        return
     need("optuna", "tune", "tune with ranges")
     import optuna
     from optuna import distributions
@@ -110,25 +182,25 @@ def search(
             direction="maximize",
             load_if_exists=True,
         )
-    text = study.user_attrs.get("grid", ranges.text)
+    text = study.user_attrs.get("grid", space.text)
     allowed = f"{text!r}, that of the study that is resumed"
-    require(text == ranges.text, "grid", ranges.text, allowed)
+    require(text == space.text, "grid", space.text, allowed)
     study.set_user_attr("grid", text)
-    space: dict[str, Any] = {}
-    for name, axis in ranges.axes.items():
+    ways: dict[str, Any] = {}
+    for name, axis in space.axes.items():
         if isinstance(axis, Range):
             kind: Any = distributions.FloatDistribution
             kind = distributions.IntDistribution if axis.is_integer else kind
-            space[name] = kind(axis.low, axis.high, log=axis.is_log)
+            ways[name] = kind(axis.low, axis.high, log=axis.is_log)
         else:
-            space[name] = distributions.CategoricalDistribution(axis)
+            ways[name] = distributions.CategoricalDistribution(axis)
     batch: list[Any] = study.trials
-    while batch or len(study.trials) < ranges.trials:
-        before, left = len(study.trials), ranges.trials - len(study.trials)
+    while batch or len(study.trials) < space.budget:
+        before, left = len(study.trials), space.budget - len(study.trials)
         # A resumed study continues as if it had not been interrupted.
         state = np.random.SeedSequence([seed, before]).generate_state(1)
         study.sampler = optuna.samplers.TPESampler(seed=int(state[0]))
-        batch = batch or [study.ask(space) for _ in range(min(jobs, left))]
+        batch = batch or [study.ask(ways) for _ in range(min(jobs, left))]
         for trial, value in zip(batch, score([t.params for t in batch]), strict=True):
             failed = optuna.trial.TrialState.FAIL if value is None else None
             # The finished trials of a resumed study keep their values.

@@ -4,10 +4,8 @@
 """
 
 import math
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,26 +27,15 @@ from flwr_frl.results.results import (
     SUMMARY,
     failure,
     folder_of,
-    is_number,
-    log_os_errors,
     over_seeds,
     read_object,
-    refuse_losses,
     write_json,
 )
-from flwr_frl.results.search import Point, Range, Ranges, search
+from flwr_frl.results.search import Point, Space, search
 
 TUNED = "tune.json"
 # The fraction of the training examples that is held out by default.
 VALIDATION_FRACTION = 0.2
-# Settings that the search sets itself, or that need validation sets in the final run.
-FIXED = (
-    *("algorithm", "evaluate-on", "output", "resume", "seed", "validation-fraction"),
-    *("patience", "keep-best"),
-)
-
-# Number of points of each algorithm if there are ranges.
-TRIALS = 20
 # Checks the settings of some algorithms and returns all of them.
 Check = Callable[[Sequence[str], Settings], Settings]
 # Runs an algorithm with checked settings and returns its summary.
@@ -209,69 +196,18 @@ def combine(output: Path, seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
     of_all = {name: over_seeds([seed[name] for seed in compared]) for name in common}
     config = {**contents[0]["config"], "output": str(output)}
     content = {"algorithms": of_all, "config": config, "seeds": list(seeds)}
-    refuse_losses(output, write_comparison(output, content))
+    write_comparison(output, content)
     return of_all
-
-
-def points(text: str) -> list[Point]:
-    """Return the points of a grid of values, as `axes_of` parses it."""
-    axes = axes_of(text)
-    return [dict(zip(axes, chosen, strict=True)) for chosen in product(*axes.values())]
-
-
-def space_of(text: str, trials: int | None) -> list[Point] | Ranges:
-    """Return the points of a grid, or its ranges with their number of points."""
-    axes = axes_of(text)
-    if any(isinstance(axis, Range) for axis in axes.values()):
-        trials = TRIALS if trials is None else trials
-        require(trials >= 1, "trials", trials, "an integer, at least 1")
-        return Ranges(text, axes, trials)
-    allowed = "unset unless --grid has a range, such as learning-rate=0.001..0.1"
-    require(trials is None, "trials", trials, allowed)
-    return points(text)
-
-
-def axes_of(text: str) -> dict[str, Range | list[Setting]]:
-    """Parse a grid, ``name=value,value … name=low..high …``.
-
-    Raises `SettingsError` if it cannot be parsed.
-    """
-    axes: dict[str, Range | list[Setting]] = {}
-    for part in text.split():
-        name, _, values = part.partition("=")
-        valid = bool(name and values) and name not in axes and name not in FIXED
-        require(valid, "grid", text, f"'name=value,value …', not {part!r}")
-        axes[name] = [_parse_value(value) for value in values.split(",")]
-        low, high = map(_parse_value, (*values.split(".."), "")[:2])
-        if is_number(low) and is_number(high):
-            require(low < high, "grid", part, "a range whose first end is the smaller")
-            integers = isinstance(low, int) and isinstance(high, int)
-            integers = integers and not isinstance(defaults().get(name), float)
-            axes[name] = Range(low, high, integers)
-    require(bool(axes), "grid", text, "settings with values: 'name=value,value …'")
-    return axes
-
-
-def _parse_value(text: str) -> Setting:
-    """Parse a value as TOML. Anything else is a string, which needs no quotes."""
-    try:
-        value: Setting = tomllib.loads(f"value = {text}")["value"]
-        return value
-    except tomllib.TOMLDecodeError:
-        return text
 
 
 def tune(
     algorithms: Sequence[str],
-    grid: Sequence[Point] | Ranges,
+    space: Space,
     overrides: Settings,
     output: Path,
     sweep: Sweep,
 ) -> dict[str, dict[str, Any]]:
     """Try points, then run and test the best point of each algorithm.
-
-    All points of a grid are tried. If it has ranges, Optuna's TPE proposes as many
-    points of each algorithm as they have trials.
 
     Points are trained on a part of the training examples and evaluated on the rest
     (``validation-fraction``, 0.2 by default); no test set is used. The point with the
@@ -282,8 +218,8 @@ def tune(
     ----------
     algorithms : sequence of str
         The algorithms. Each is tuned separately.
-    grid : sequence of dict, or Ranges
-        The points or the ranges, as `space_of` returns them.
+    space : Space
+        The settings to choose from.
     overrides : mapping
         Settings of all points. With ``resume``, runs that have a checkpoint continue.
     output : Path
@@ -298,7 +234,7 @@ def tune(
         The content of ``tune.json``, by algorithm: ``budget``, the number of points;
         ``points`` with their ``settings``
         and their ``accuracy`` or ``loss``, or why they ``failed``; the settings
-        ``picked``; ``at-edge``, as `at_edge` returns it; and ``test``, the summary.
+        ``picked``; ``at-edge``, the `Space.edges` of these; and ``test``, the summary.
 
     Raises
     ------
@@ -318,37 +254,31 @@ def tune(
         return sweep.plan([algorithm], placed)
 
     # Everything is checked before anything runs.
-    planned = dict[tuple[str, int], RunGroup]()
-    ends = grid.ends if isinstance(grid, Ranges) else grid[:1]
     for name in algorithms:
-        for point in ends:
-            plan(name, {**point, **whole, "resume": ""}, "test-0")
-        for i, point in enumerate(() if isinstance(grid, Ranges) else grid):
-            planned[name, i] = plan(name, {**point, **held_out}, f"point-{i}")
-    tuned, lost = dict[str, dict[str, Any]](), set[str]()
+        plan(name, {**space.corners[0], **whole, "resume": ""}, "test-0")
+        for point in space.corners:
+            plan(name, {**point, **held_out, "resume": ""}, "point-0")
+    tuned = dict[str, dict[str, Any]]()
 
     def tune_one(name: str) -> dict[str, Any]:
         tried, scores = list[Point](), list[dict[str, Any]]()
         short = short_name(name)
 
         def score(batch: Sequence[Point]) -> list[float | None]:
-            groups = [
-                planned.get((name, i))
-                or plan(name, {**point, **held_out}, f"point-{i}")
-                for i, point in enumerate(batch, len(tried))
-            ]
-            new = [_score(short, each[short]) for each in sweep.carry_out(groups)]
+            first = len(tried)
             tried.extend(batch)
-            scores.extend(new)
-            return list(map(_objective, new))
+            groups = [
+                plan(name, {**point, **held_out}, f"point-{i}")
+                for i, point in enumerate(batch, first)
+            ]
+            outcomes = sweep.carry_out(groups)
+            scores.extend(_score(short, each[short]) for each in outcomes)
+            return list(map(_objective, scores[first:]))
 
-        if isinstance(grid, Ranges):
-            resume = str(overrides.get("resume", ""))
-            former = Path(resume, short) if resume else None
-            seed = int(overrides.get("seed", defaults()["seed"]))
-            search(grid, score, sweep.jobs, output / short, former, seed)
-        else:
-            score(grid)
+        resume = str(overrides.get("resume", ""))
+        former = Path(resume, short) if resume else None
+        seed = int(overrides.get("seed", defaults()["seed"]))
+        search(space, score, sweep.jobs, output / short, former, seed)
         values = [_objective(each) for each in scores]
         finite = {i: value for i, value in enumerate(values) if value is not None}
         why = f"a point that {name} can run; first failure: {scores[0].get('failed')}"
@@ -364,35 +294,15 @@ def tune(
             "budget": len(tried),
             "points": [{"settings": tried[i]} | each for i, each in enumerate(scores)],
             "picked": tried[best],
-            "at-edge": at_edge(grid, tried[best]),
+            "at-edge": space.edges(tried[best]),
             "test": test,
         }
 
     for name in algorithms:
         tuned[short_name(name)] = tune_one(name)
-        with log_os_errors(TUNED, lost):
-            # Algorithms that were tuned earlier keep their entries.
-            write_json(output / TUNED, {**read_object(output / TUNED), **tuned})
-    refuse_losses(output, lost)
+        # Algorithms that were tuned earlier keep their entries.
+        write_json(output / TUNED, {**read_object(output / TUNED), **tuned})
     return tuned
-
-
-def at_edge(grid: Sequence[Point] | Ranges, picked: Point) -> dict[str, str]:
-    """Return which picked numbers are the ``"smallest"`` or ``"largest"`` of a grid.
-
-    In a range, these are the numbers near its ends. Values beyond them may be better.
-    """
-    edges = dict[str, str]()
-    if isinstance(grid, Ranges):
-        ranges = {n: a for n, a in grid.axes.items() if isinstance(a, Range)}
-        ends = {name: each.end(picked[name]) for name, each in ranges.items()}
-        return {name: end for name, end in ends.items() if end}
-    for name, value in picked.items():
-        values = {point[name] for point in grid}
-        if len(values) > 1 and all(map(is_number, values)):
-            extremes = {min(values): "smallest", max(values): "largest"}
-            edges |= {name: extremes[value]} if value in extremes else {}
-    return edges
 
 
 def _objective(score: Mapping[str, Any]) -> float | None:

@@ -1,12 +1,10 @@
-"""Experiment trackers: TensorBoard, MLflow, Weights & Biases, or a custom one.
+"""Experiment trackers: TensorBoard, Weights & Biases, or a custom one.
 
 An exception of a tracker is logged and ends the tracking, not the run.
 """
 
 import contextlib
 import math
-import os
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from logging import WARNING
@@ -15,19 +13,11 @@ from pathlib import Path
 from flwr.common import log
 
 from flwr_frl.common.files import refuse_links
-from flwr_frl.common.settings import (
-    Settings,
-    SettingsError,
-    is_path,
-    load,
-    need,
-    require,
-    unknown,
-)
+from flwr_frl.common.settings import Settings, is_path, load, need, require, unknown
 from flwr_frl.common.text import one_line
 from flwr_frl.results.results import QUALITY, Row, is_number
 
-# The name of MLflow's experiment and of W&B's project.
+# The name of W&B's project.
 PROJECT = "flwr-frl"
 # The address with which W&B writes files only.
 OFFLINE = "offline"
@@ -132,57 +122,12 @@ class TensorBoard(Tracker):
         self.writer.close()
 
 
-class MLflow(Tracker):
-    """Log a run to the experiment named by the setting ``experiment``, or ``flwr-frl``.
-
-    The default address is ``MLFLOW_TRACKING_URI``, or else MLflow's default.
-    """
-
-    # Tag by which the run is found when it is resumed.
-    TAG = "flwr-frl.run"
-
-    def start(self, about: About) -> None:
-        """Create a run with the settings as parameters, or find the resumed one."""
-        from mlflow import MlflowClient
-        from mlflow.entities import Param
-
-        self.client = MlflowClient(self.uri or None)
-        name = str(about.settings["experiment"]) or PROJECT
-        former = self.client.get_experiment_by_name(name)
-        experiment = (
-            former.experiment_id if former else self.client.create_experiment(name)
-        )
-        query = f"tags.`{self.TAG}` = '{about.run}'"
-        if runs := self.client.search_runs([experiment], query, max_results=1):
-            self.run = runs[0].info.run_id
-            self.client.update_run(self.run, "RUNNING")
-            return
-        tags = {self.TAG: about.run, "folder": str(about.directory)}
-        run = self.client.create_run(experiment, run_name=about.algorithm, tags=tags)
-        self.run = run.info.run_id
-        params = [Param(name, str(value)) for name, value in about.settings.items()]
-        self.client.log_batch(self.run, params=params)
-
-    def add(self, server_round: int, metrics: Metrics) -> None:
-        """Log the metrics of a round in one request."""
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        batch = [Metric(n, float(v), now, server_round) for n, v in metrics.items()]
-        self.client.log_batch(self.run, metrics=batch)
-
-    def end(self, finished: bool, metrics: Metrics) -> None:
-        """Log the result."""
-        self.add(0, {f"result/{name}": value for name, value in metrics.items()})
-        self.client.set_terminated(self.run, "FINISHED" if finished else "KILLED")
-
-
 class WandB(Tracker):
     """Log a run to the W&B project ``flwr-frl``.
 
     The default address is ``WANDB_BASE_URL``, or else the cloud; ``WANDB_MODE`` is
-    respected. With the address ``offline`` the run is written to ``wandb`` in the
-    output folder, for ``wandb sync``.
+    respected, and ``wandb login`` comes first. With the address ``offline`` the run is
+    written to ``wandb`` in the output folder, for ``wandb sync``.
     """
 
     def start(self, about: About) -> None:
@@ -192,12 +137,8 @@ class WandB(Tracker):
         settings = wandb.Settings(silent=True, console="off")
         if self.uri == OFFLINE:
             settings.mode = "offline"
-        elif os.environ.get("WANDB_MODE", "online") == "online":
-            # Without a login, `init` would ask for one on the terminal.
-            if not wandb.login(host=self.uri or None, prompt=False):
-                text = 'wandb has no login; run `wandb login` or set tracker-uri="%s"'
-                raise SettingsError(text % OFFLINE)
-            settings.base_url = self.uri or settings.base_url
+        elif self.uri:
+            settings.base_url = self.uri
         self.run = wandb.init(
             project=PROJECT,
             id=about.run,
@@ -225,7 +166,6 @@ class WandB(Tracker):
 # Trackers by name, each with the package it needs. The name is also that of an extra.
 TRACKERS: dict[str, tuple[type[Tracker], str]] = {
     "tensorboard": (TensorBoard, "tensorboardX"),
-    "mlflow": (MLflow, "mlflow"),
     "wandb": (WandB, "wandb"),
 }
 

@@ -71,11 +71,10 @@ class RunSettings(Checked):
     resume : str, default ""
         Results folder of the run to resume.
     tracker : str, default ""
-        Experiment tracker: ``tensorboard``, ``mlflow`` or ``wandb`` (each an extra of
-        the package), or the import path ``package.module:Class`` of a custom tracker.
+        Experiment tracker: ``tensorboard`` or ``wandb`` (each an extra of the package),
+        or the import path ``package.module:Class`` of a custom tracker.
     tracker_uri : str, default ""
-        A folder for TensorBoard, a tracking URI for MLflow, a server or ``offline`` for
-        W&B.
+        A folder for TensorBoard, a server or ``offline`` for W&B.
     page : int, default 0
         Port of a local page that shows the results during the run; 0 disables it.
     """

@@ -1,4 +1,4 @@
-"""Files of MLflow and of W&B receive the metrics of a run that is continued."""
+"""Files of W&B receive the metrics of a run that is continued."""
 
 import struct
 import time
@@ -50,24 +50,6 @@ def accuracies(output: Path, tracker: str, uri: str) -> list[tuple[int, float]]:
     time.sleep(1)
     run = running.simulate("fedrep", rounds=LONGER, resume=str(output), **settings)
     return [(row["round"], row["accuracy"]) for row in run.rows]
-
-
-@pytest.mark.e2e
-def test_mlflow_has_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mlflow import MlflowClient
-
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    address = f"file:{tmp_path / 'mlruns'}"
-    expected = accuracies(tmp_path / "out", "mlflow", address)
-    client = MlflowClient(address)
-    experiment = client.get_experiment_by_name("flwr-frl")
-    (tracked,) = client.search_runs([experiment.experiment_id])
-    history = client.get_metric_history(tracked.info.run_id, "accuracy")
-    assert [(m.step, m.value) for m in history] == expected
-    assert tracked.data.params["task"] == "digits"
-    assert tracked.data.params["num-server-rounds"] == str(ROUNDS)
-    assert tracked.data.tags["folder"] == str(tmp_path / "out" / "fedrep")
-    assert tracked.info.status == "FINISHED"
 
 
 @pytest.mark.e2e

@@ -177,7 +177,7 @@ def test_the_command_prints_and_writes_a_comparison(tmp_path, capsys):
     [
         ([], "compare"),
         (["nowhere"], "nowhere"),
-        ([".", "--rounds", "3"], "num-server-rounds"),
+        ([".", "--run-config", "seed=3"], "seed"),
         ([".", "--columns", "p"], "without --output"),
         ([".", "--output", "paper", "--columns", "accuracy,pp"], "some of accuracy"),
         ([".", "--run-config", "result-protocol='best'"], "result-protocol"),

@@ -220,9 +220,9 @@ def test_only_the_page_is_served_and_only_locally(server, tmp_path):
     for method in ("HEAD", "POST", "PUT", "DELETE"):
         assert ask(server, method)[0] == 501
     # Foreign host names that resolve to this server (DNS rebinding).
-    for host in ("evil.example", "evil.example:8765", "127.0.0.1.evil.example", ""):
+    for host in ("evil.example:8765", "127.0.0.1.evil.example", "192.0.2.1", ""):
         assert ask(server, Host=host)[0] == 403
-    for host in ("localhost", "127.0.0.1:9", "[::1]:80", "192.0.2.1"):
+    for host in ("localhost", "127.0.0.1:9"):
         assert ask(server, Host=host)[0] == 200
 
 
@@ -230,7 +230,7 @@ def test_port_in_use_is_an_error(server, tmp_path, capsys):
     port = server.server_address[1]
     assert code_of(PageServer, tmp_path, port) == "page"
     assert main([str(tmp_path), "--port", str(port)]) == 2
-    assert f"127.0.0.1:{port} cannot" in one_error(capsys.readouterr().err)
+    assert f"page is {port}; expected a" in one_error(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

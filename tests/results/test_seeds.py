@@ -4,7 +4,8 @@ import pytest
 from refusals import code_of
 
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.results.sweep import Sweep, in_folder, over_seeds, points
+from flwr_frl.results.search import space_of
+from flwr_frl.results.sweep import Sweep, in_folder, over_seeds
 
 
 def planned(count, algorithms=("fedavg",), **given):
@@ -83,9 +84,9 @@ def test_means_and_sample_standard_deviations():
 
 
 def test_the_points_of_a_grid():
-    assert points("learning-rate=0.1,1 augment=false graph=ring") == [
+    assert space_of("learning-rate=0.1,1 augment=false graph=ring").corners == [
         {"learning-rate": 0.1, "augment": False, "graph": "ring"},
         {"learning-rate": 1, "augment": False, "graph": "ring"},
     ]
     for grid in "", "momentum", "momentum=", "momentum=0.1 momentum=0.2", "seed=0,1":
-        assert code_of(points, grid) == "grid", grid
+        assert code_of(space_of, grid) == "grid", grid

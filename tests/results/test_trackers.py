@@ -88,7 +88,7 @@ def test_bad_input_is_refused_before_any_output(tmp_path, tracker, uri, code):
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
+@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
 def test_a_missing_package_is_named_with_its_extra(monkeypatch, name):
     monkeypatch.setattr("flwr_frl.common.settings.find_spec", lambda package: None)
     settings = server_settings({"tracker": name})

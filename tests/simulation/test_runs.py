@@ -123,7 +123,7 @@ def test_options_that_are_given_twice_are_combined(tmp_path):
     grid = ["--grid", "momentum=0,0.9", "--grid", "batch-size=5,10"]
     namespace, parsed = parse(["tune", "fedrep", *each, *grid])
     assert parsed == {"batch-size": 20, "momentum": 0.5, "resume": "results"}
-    assert namespace.grid == "momentum=0,0.9 batch-size=5,10"
+    assert namespace.grid == ["momentum=0,0.9", "batch-size=5,10"]
     _, named = parse_predict([*each[:2], *each[4:]])
     assert named == {"batch-size": 20, "resume": "results"}
 

@@ -13,7 +13,8 @@ from refusals import code_of, uninstall
 
 from flwr_frl import running
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.results.sweep import Sweep, at_edge, points, space_of, tune
+from flwr_frl.results.search import space_of
+from flwr_frl.results.sweep import Sweep, tune
 
 QUICK = {"evaluate_last": 2, "evaluate_every": 0, "head_epochs": 1, "num_clients": 5}
 QUICK |= {"model": "logistic", "batch_size": 100, "newcomer_epochs": 1}
@@ -181,7 +182,7 @@ def test_tune_never_picks_a_loss_that_is_not_finite(tmp_path):
     def run(name, settings):
         return {"loss": losses[settings["learning-rate"]]}
 
-    grid = points("learning-rate=0.1,0.2,0.3,0.4,0.5")
+    grid = space_of("learning-rate=0.1,0.2,0.3,0.4,0.5")
     sweep = Sweep(lambda names, given: given, run)
     tuned = tune(["local"], grid, {}, tmp_path, sweep)["local"]
     assert tuned["picked"] == {"learning-rate": 0.5}
@@ -190,9 +191,9 @@ def test_tune_never_picks_a_loss_that_is_not_finite(tmp_path):
 
 
 def test_only_extreme_numbers_of_a_grid_are_at_its_edge():
-    grid = points("mu=0.1,1,10 rate=0.5 momentum=0,0.9 optimizer=sgd,adamw")
+    grid = space_of("mu=0.1,1,10 rate=0.5 momentum=0,0.9 optimizer=sgd,adamw")
     picked = {"mu": 1, "rate": 0.5, "momentum": 0, "optimizer": "sgd"}
-    assert at_edge(grid, picked) == {"momentum": "smallest"}
+    assert grid.edges(picked) == {"momentum": "smallest"}
 
 
 SPACE = "learning-rate=0.001..1 batch-size=10,50 head-epochs=1..4"
@@ -274,11 +275,11 @@ def test_ranges_of_the_command_line_need_the_extra(tmp_path, monkeypatch):
     ],
 )
 def test_scale_and_ends_of_a_range(text, is_integer, is_log, ends):
-    ranges = space_of(text, None)
-    ((name, axis),) = ranges.axes.items()
-    assert (axis.is_integer, axis.is_log, ranges.trials) == (is_integer, is_log, 20)
+    space = space_of(text)
+    ((name, axis),) = space.axes.items()
+    assert (axis.is_integer, axis.is_log, space.budget) == (is_integer, is_log, 20)
     for value, end in ends.items():
-        assert at_edge(ranges, {name: value}) == ({name: end} if end else {})
+        assert space.edges({name: value}) == ({name: end} if end else {})
 
 
 def test_results_of_newcomers_are_in_the_files(tmp_path):
@@ -297,10 +298,7 @@ BAD = r"""
 fedavg --seeds 0 => seeds
 fedavg --seeds 2 @ seed='one' => seed
 fedavg --seeds 2 @ seed=1.5 => seed
-fedavg --grid momentum=0 => grid
-fedavg --baseline fedrep => baseline
-fedavg --columns p => columns
-tune fedavg => grid
+fedavg --baseline fedrep => command-line
 tune fedavg --grid momentum=0 @ resume='nowhere' => resume
 tune fedavg --grid sede=1 => setting
 tune fedavg --grid momentum=0,2 => momentum
@@ -311,7 +309,6 @@ tune fedavg --grid momentum=0.9..0 => grid
 tune fedavg --grid momentum=0..2 => momentum
 tune fedavg --grid momentum=0..0.9 --trials 0 => trials
 tune fedavg --grid momentum=0 --trials 3 => trials
-fedavg --trials 3 => trials
 @ validation-fraction=1.0 => validation-fraction
 @ validation-fraction=0.001 => ~client 0's 71 training examples
 @ partition='log-normal' num-clients=50 validation-fraction=0.98 => validation-fraction
