@@ -7,6 +7,7 @@ returns further content of the page; ``notes`` are columns of text by row and ce
 import math
 import tomllib
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from statistics import fmean
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from flwr_frl.results.statistics import paired_test
+from flwr_frl.results.statistics import holm, paired_test, rank
 
 Results = dict[str, dict[str, list[dict[str, Any]]]]
 Notes = dict[str, dict[str, dict[str, str]]]
@@ -100,6 +101,40 @@ def clients_of(runs: Sequence[dict[str, Any]], metric: str) -> list[dict[str, fl
         for run in runs
         if "clients" in run
     ]
+
+
+def tests(config: Any, results: Results) -> dict[str, Any]:
+    """Test each row against the best one of its cell, and rank rows by client."""
+    notes: Notes = {}
+    heads = ["task", "rows", "clients", "Friedman's p", "critical difference of ranks"]
+    lines = [heads]
+    for cell in config.cells:
+        of_rows: dict[str, dict[str, float]] = {}
+        for row, cells in results.items():
+            runs = clients_of(cells.get(cell, []), config.metric)
+            if len(runs) == config.seeds:
+                of_rows[row] = {
+                    n: fmean(run[n] for run in runs) for n in sorted(runs[0])
+                }
+        if len(of_rows) < 3:
+            continue
+        best = max(of_rows, key=lambda row: fmean(of_rows[row].values()))
+        reference = list(of_rows.pop(best).values())
+        against = [paired_test(list(v.values()), reference) for v in of_rows.values()]
+        corrected = holm([test.p for test in against])
+        for row, test, p in zip(of_rows, against, corrected, strict=True):
+            entries = replace(test, p=p).entries
+            notes.setdefault(row, {})[cell] = entries
+        names = [best, *of_rows]
+        values = [reference, *(list(v.values()) for v in of_rows.values())]
+        ranking = rank(names, list(zip(*values, strict=True)))
+        for row, mean_rank in zip(ranking.methods, ranking.ranks, strict=True):
+            note = notes.setdefault(row, {}).setdefault(cell, {})
+            note["rank"] = f"{mean_rank:.1f}"
+        difference = f"{ranking.critical_difference:.1f}"
+        counts = str(len(names)), str(ranking.tasks)
+        lines.append([cell, *counts, f"{ranking.p:.2g}", difference])
+    return {"notes": notes, "extra": {"Mean ranks over clients": lines}}
 
 
 def picture(config: Any, data: dict[str, Any]) -> None:
