@@ -52,7 +52,7 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
     ----------
     bounds : ndarray, shape (n, n)
         b_ij, symmetric; NaN for nodes that are no neighbours.
-    sent : dict
+    sent : dict of str to dict of int to bytes
         By sender, the last two messages by their number, from 1. No neighbour is more
         than one behind.
     """
@@ -70,17 +70,17 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
         return edges
 
     def set_graph(self, names: list[str], edges: Edges) -> None:
-        """Set the graph; no node has sent a message."""
+        """Set the graph and the bounds of its edges."""
         super().set_graph(names, edges)
         self.bounds = read_bounds(self.constraint_bound, edges)
-        self.sent: dict[str, dict[int, bytes]] = {name: {} for name in names}
 
     def _usable(self, nodes: list[int]) -> list[int]:
         """Return the nodes that have not begun or have a message of each neighbour."""
         ready = []
         for node in nodes:
             i = self.number[name := self._run.clients.name_of(node)]
-            if not self.last(name) or len(self.pending[i]) == len(self.neighbours[i]):
+            has_all = len(self.relayed(i)) == len(self.neighbours[i])
+            if not self.last(name) or has_all:
                 ready.append(node)
         return ready
 
@@ -109,24 +109,20 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
     def aggregate(self, round: Round) -> Arrays:
         """Keep each message until the sender's neighbours have used it."""
         for reply in round.replies:
-            sent = self.sent[reply.client]
-            sent[self.last(reply.client) + 1] = message_of(reply)
-            self.sent[reply.client] = dict(sorted(sent.items())[-2:])
-        self._relay_again(self.sent)
+            number = self.last(reply.client) + 1
+            self.sent[reply.client][number] = message_of(reply)
         return {}
 
-    def _sent_messages(self) -> dict[str, dict[int, bytes]]:
-        return self.sent
+    def forget(self) -> None:
+        """Delete all but the last two messages of each node."""
+        for name, messages in self.sent.items():
+            self.sent[name] = dict(sorted(messages.items())[-2:])
 
-    def _relay_again(self, sent: dict[str, dict[int, bytes]]) -> None:
-        """Relay to every node the messages with the number of its own last one."""
-        self.sent = sent
-        for i, name in enumerate(self.names):
-            number = self.last(name)
-            of_neighbours = [(j, sent[self.names[j]]) for j in self.neighbours[i]]
-            self.pending[i] = [
-                (number, j, of[number]) for j, of in of_neighbours if number in of
-            ]
+    def relayed(self, i: int) -> list[tuple[int, int, bytes]]:
+        """Return the neighbours' messages with the number of the node's own last one."""
+        number = self.last(self.names[i])
+        of_neighbours = [(j, self.sent[self.names[j]]) for j in self.neighbours[i]]
+        return [(number, j, of[number]) for j, of in of_neighbours if number in of]
 
     def metrics(self, round: Round) -> dict[str, float]:
         """Add ``iterations``, the minimum over the nodes.

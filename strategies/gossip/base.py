@@ -3,7 +3,6 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from itertools import chain
 from logging import WARNING
 from typing import Annotated, Any, ClassVar, cast
 
@@ -68,9 +67,8 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         Each node's neighbours, in increasing order.
     lost : set of str
         Nodes that were given up; they receive no more messages.
-    pending : list of list
-        Each node's messages since its last reply that counted: rounds, numbers of
-        senders, and bytes, in this order.
+    sent : dict of str to dict of int to bytes
+        The messages that are still needed, by sender and round.
     """
 
     graph: str = setting("ring", form=FORMS)
@@ -93,10 +91,9 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         self.mixing_weights: graphs.Weights = np.zeros((0, 0))
         self.neighbours: list[list[int]] = []
         self.lost: set[str] = set()
-        self.pending: list[list[tuple[int, int, bytes]]] = []
+        self.sent: dict[str, dict[int, bytes]] = {}
         self.step = 0.0
         self._message_lengths: frozenset[int] = frozenset()
-        self._latecomers: set[str] = set()
 
     # The nodes.
 
@@ -116,7 +113,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         self.mixing_weights = weights = graphs.mixing_matrix(edges)
         others = weights * (1 - np.eye(len(names)))
         self.neighbours = [np.flatnonzero(row).tolist() for row in others]
-        self.pending = [[] for _ in names]
+        self.sent = {name: {} for name in names}
 
     def _identify(self, grid: Grid) -> list[int]:
         """Return the connected nodes of the graph, which the first call builds.
@@ -131,10 +128,9 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
             self.set_graph([*name_of.values()], self.build_graph(len(name_of)))
         if not self._message_lengths:
             self._set_message_format([*name_of])
-        late = {*name_of.values()} - self.number.keys() - self._latecomers
-        for name in late:
-            log(WARNING, "client %s has no place in the graph", clients.label(name))
-        self._latecomers |= late
+        for name in {*name_of.values()} - self.number.keys():
+            text = "client %s has no place in the graph"
+            self._warn_once(text, clients.label(name))
         present = self.number.keys() - self.lost
         return [node for node, name in name_of.items() if name in present]
 
@@ -198,8 +194,8 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
             "consensus-step": self.step,
             "neighbour-weight": float(1 - weights[i]),
         }
-        if self.pending[i]:
-            rounds, senders, data = zip(*self.pending[i], strict=True)
+        if relayed := self.relayed(i):
+            rounds, senders, data = zip(*relayed, strict=True)
             about |= {
                 "relayed-rounds": list(rounds),
                 "relayed-senders": [self.names[j] for j in senders],
@@ -207,6 +203,20 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
                 "relayed-data": list(data),
             }
         return about
+
+    def relayed(self, i: int) -> list[tuple[int, int, bytes]]:
+        """Return the messages to a node since its last reply that counted.
+
+        Each has its round, the number of its sender and its bytes, in this order.
+        """
+        since = self._run.clients.acknowledged.get(self.names[i], 0)
+        last = math.inf if self.relays_missed_rounds else since
+        return sorted(
+            (round_, j, data)
+            for j in self.neighbours[i]
+            for round_, data in self.sent[self.names[j]].items()
+            if since <= round_ <= last
+        )
 
     def check_reply(self, reply: Reply) -> None:
         """Raise `InvalidReplyError` unless the message has a valid length."""
@@ -218,16 +228,18 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
     def aggregate(self, round: Round) -> Arrays:
         """Keep each message for the sender's neighbours; average nothing."""
-        sent = {self.number[r.client]: message_of(r) for r in round.replies}
-        for i, name in enumerate(self.names):
-            is_lost = name in self.lost
-            if i in sent or is_lost:
-                # Earlier messages have arrived, or are no longer needed.
-                self.pending[i] = []
-            if i in sent or (self.relays_missed_rounds and not is_lost):
-                near = [j for j in self.neighbours[i] if sent.get(j)]
-                self.pending[i] += [(round.number, j, sent[j]) for j in near]
+        for reply in round.replies:
+            if message := message_of(reply):
+                self.sent[reply.client][round.number] = message
         return {}
+
+    def forget(self) -> None:
+        """Delete the messages that have arrived at all neighbours of their senders."""
+        present = [i for i, name in enumerate(self.names) if name not in self.lost]
+        needed = {(j, round_) for i in present for round_, j, _ in self.relayed(i)}
+        for j, name in enumerate(self.names):
+            of = self.sent[name].items()
+            self.sent[name] = {r: data for r, data in of if (j, r) in needed}
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -252,6 +264,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
             missed = server_round - self._run.clients.acknowledged.get(name, 0)
             if missed > self.max_missed_rounds:
                 self.lose(name, f"it missed {missed} rounds")
+        self.forget()
         return result
 
     # Metrics.
@@ -298,16 +311,9 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         self.state["relay"] = {"names": self.names, "lost": sorted(self.lost)}
         self.state["sent"] = {
             name: {str(n): np.frombuffer(data, np.uint8) for n, data in of.items()}
-            for name, of in self._sent_messages().items()
+            for name, of in self.sent.items()
         }
         return super()._snapshot()
-
-    def _sent_messages(self) -> dict[str, dict[int, bytes]]:
-        """Return the messages that are still needed, by sender and round."""
-        sent: dict[str, dict[int, bytes]] = {name: {} for name in self.names}
-        for round_, j, data in chain.from_iterable(self.pending):
-            sent[self.names[j]][round_] = data
-        return sent
 
     def _restore(self, state: State) -> None:
         """Restore a saved state.
@@ -320,24 +326,8 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         if relay["names"]:
             self.set_graph(list(relay["names"]), self.state["edges"])
         self.lost = set(relay["lost"])
-        self._relay_again(
-            {
-                name: {int(n): array.tobytes() for n, array in of.items()}
-                for name, of in self.state["sent"].items()
-            }
-        )
-
-    def _relay_again(self, sent: dict[str, dict[int, bytes]]) -> None:
-        """Fill ``pending`` from the result of `_sent_messages`."""
-        for i, name in enumerate(self.names):
-            since = self._run.clients.acknowledged.get(name, 0)
-            last = math.inf if self.relays_missed_rounds else since
-            self.pending[i] = sorted(
-                (round_, j, data)
-                for j in self.neighbours[i]
-                for round_, data in sent.get(self.names[j], {}).items()
-                if since <= round_ <= last
-            )
+        for name, of in self.state["sent"].items():
+            self.sent[name] = {int(n): array.tobytes() for n, array in of.items()}
 
 
 def message_of(reply: Reply) -> bytes:

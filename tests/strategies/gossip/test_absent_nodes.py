@@ -38,7 +38,7 @@ def test_missed_messages_are_queued_delivered_once_and_cleared(how):
         del network.grid.contexts[3]
     network.go(3, evaluate=True)
     network.grid.contexts[3] = context
-    rounds = [r for r, _, _ in network.strategy.pending[2]]
+    rounds = [r for r, _, _ in network.strategy.relayed(2)]
     assert rounds == [2, 2, 3, 3, 4, 4, 5, 5]
     network.go(3, evaluate=True)
     if how != "gone":

@@ -75,8 +75,8 @@ def test_queued_messages_are_part_of_the_state():
     other = build_strategy(network.settings)
     other._restore(State(arrays, json.loads(json.dumps(values))))
     # Nodes 1 and 4 may have sent in rounds 4 to 7; its last reply was in round 4.
-    assert other.pending[0] == network.strategy.pending[0]
-    assert len(other.pending[0]) == 8
+    assert other.relayed(0) == network.strategy.relayed(0)
+    assert len(other.relayed(0)) == 8
     assert other.lost == network.strategy.lost == {name_of(2)}
     assert other.names == network.strategy.names
     weights = other.mixing_weights
