@@ -55,13 +55,6 @@ NOBODY_INTERVAL = 30.0
 # Metrics under which a client may report its training loss: flwr-frl's, that of
 # Flower's templates, and the plain name.
 LOSSES = ("train-loss", "train_loss", "loss")
-# Arguments with which a strategy samples and averages as Flower's FedAvg does.
-FLOWERS: dict[str, object] = {
-    "fraction_train": 1.0,
-    "min_train_nodes": 2,
-    "min_available_nodes": 2,
-    "weighting": "examples",
-}
 
 
 @dataclass
@@ -224,7 +217,7 @@ class Strategy(Algorithm, uses_mean="only"):
             weight = values.pop(keys.NUM_EXAMPLES, 1.0)
             loss = next(filter(values.__contains__, LOSSES), "")
             means_of = {"train-loss": values.pop(loss)} if loss else {}
-            if self._run.clients.is_foreign(reply.node):
+            if reply.node in self._run.clients.foreign:
                 means_of |= dict(sorted(values.items()))
             for name, value in means_of.items():
                 reported.setdefault(name, []).append((weight, value))
@@ -300,7 +293,7 @@ class Strategy(Algorithm, uses_mean="only"):
         result = super().start(grid, initial_arrays, num_rounds, *args, **kwargs)
         if clients.counted == before and result.train_metrics_clientapp:
             why = self._run.round.failure or clients.failure or "there are none"
-            if clients.known and all(map(clients.is_foreign, clients.known)):
+            if clients.known and clients.known.keys() <= clients.foreign:
                 why += self._remedy()
             raise SettingsError(f"in no round did a client's reply count: {why}")
         return result
@@ -374,7 +367,7 @@ class Strategy(Algorithm, uses_mean="only"):
 
     def _look_at_foreign(self, round: Round) -> None:
         """Warn if clients of another app do less than the algorithm's own client."""
-        foreign = any(self._run.clients.is_foreign(r.node) for r in round.replies)
+        foreign = self._run.clients.foreign.intersection(r.node for r in round.replies)
         client = self._traits.client.rpartition(":")[2]
         if foreign and not self._personal and client != "FedAvgClient":
             text = "the clients are those of another app: if they do not do the same "
@@ -508,12 +501,12 @@ class Strategy(Algorithm, uses_mean="only"):
     def _averages_on_arrival(self) -> bool:
         """True if the replies' arrays are needed for the plain mean only."""
         kind, settings = type(self), self.settings
-        hooks = "aggregate_train", "metrics", "per_client", "weights"
+        hooks = "aggregate_evaluate aggregate_train metrics per_client weights"
         return (
             self._traits.uses_mean == "only"
             # Overrides receive the replies, and arrays that a client alone receives are
             # read from them.
-            and all(getattr(kind, name) is getattr(Strategy, name) for name in hooks)
+            and all(getattr(kind, n) is getattr(Strategy, n) for n in hooks.split())
             and settings.aggregation == "mean"
             and not (self._run.privacy or self._personal)
             # Other participations may combine replies of several rounds.
@@ -612,15 +605,11 @@ class Strategy(Algorithm, uses_mean="only"):
         restore_tree(self.state, state)
 
     def summary(self) -> None:
-        """Log the arguments, and those that differ from Flower's."""
-        settings = self.settings
-        differ = {n: v for n, v in FLOWERS.items() if getattr(settings, n) != v}
-        log(INFO, "\t├──> %s: %s", type(self).__name__, settings)
+        """Log the arguments."""
+        log(INFO, "\t└──> %s: %s", type(self).__name__, self.settings)
         if self._personal:
             names = ", ".join(self._personal)
-            log(INFO, "\t├──> Kept on the server for each client: %s", names)
-        text = ", ".join(f"{name}={value!r}" for name, value in differ.items())
-        log(INFO, "\t└──> Arguments that Flower's FedAvg would have: %s", text or "all")
+            log(INFO, "\t└──> Kept on the server for each client: %s", names)
 
 
 def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:

@@ -20,7 +20,7 @@ from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.inbox import Closing
 from flwr_frl.strategies.server.replies import Arrays, as_float16, rounded_to, size_of
-from flwr_frl.strategies.server.round import Round
+from flwr_frl.strategies.server.round import SAMPLED, Round
 from flwr_frl.strategies.server.traits import Algorithm
 from flwr_frl.strategies.wrapping import ClosesEarly, Wrapping
 
@@ -123,7 +123,7 @@ class Asynchronous(ClosesEarly, Closing):
         # A version asks each client at most once, silent ones included.
         names = {name for name, _ in self._since.values()}
         idle = [n for n in nodes if n not in self._since and name_of(n) not in names]
-        rng = np.random.default_rng([self.seed, 0x5A3B, server_round])
+        rng = np.random.default_rng([self.seed, SAMPLED, server_round])
         # So that C clients are at work.
         count = min(self.settings.concurrency - len(self._since), len(idle))
         chosen = set(rng.choice(len(idle), count, replace=False).tolist())

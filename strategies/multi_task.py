@@ -119,7 +119,7 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
             self.sent[name] = dict(sorted(messages.items())[-2:])
 
     def relayed(self, i: int) -> list[tuple[int, int, bytes]]:
-        """Return the neighbours' messages with the number of the node's own last one."""
+        """Return the neighbours' messages with the number of the node's last one."""
         number = self.last(self.names[i])
         of_neighbours = [(j, self.sent[self.names[j]]) for j in self.neighbours[i]]
         return [(number, j, of[number]) for j, of in of_neighbours if number in of]

@@ -27,22 +27,14 @@ from flwr_frl.results.methods import compare
 from flwr_frl.results.output import archive_run, locked, prepare_directory
 from flwr_frl.results.page import served_for
 from flwr_frl.results.report import Report
-from flwr_frl.results.results import (
-    LOST,
-    METRICS,
-    best_round,
-    failure,
-    log_os_errors,
-    read_rows,
-    refuse_losses,
-)
+from flwr_frl.results.results import LOST, failure, log_os_errors, refuse_losses
 from flwr_frl.results.trackers import About, Tracking
 from flwr_frl.strategies.algorithms import build_strategy, settings_owners
 from flwr_frl.strategies.base import Strategy, reliable_grid
 from flwr_frl.strategies.grids.speeds import SimulatedArrivals, speed_model
-from flwr_frl.strategies.server.checkpoint import Checkpoint
-from flwr_frl.strategies.server.evaluation import ByExamples, check_newcomers, let_join
-from flwr_frl.strategies.server.loop import KeepClients, Loop, Start
+from flwr_frl.strategies.server.checkpoint import Checkpoint, State
+from flwr_frl.strategies.server.evaluation import ByExamples, check_newcomers
+from flwr_frl.strategies.server.loop import KeepClients, Loop
 from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.strategies.server.secure import SecureGrid, SecureSettings, check_secure
 
@@ -88,13 +80,13 @@ def serve(
     grid = reliable_grid(strategy, grid, options.round_timeout)
     place = Path(options.output) / name
     log(INFO, "results are written to %s", place.absolute())
-    if options.resume:
-        former: Path | None = Path(options.resume) / name
-        start = _resumed(strategy, options, settings, Path(options.resume) / name)
+    former = Path(options.resume) / name if options.resume else None
+    if former:
+        start = _resumed(strategy, settings, former)
     else:
-        former = None
         clients.run_token = uuid4().hex[:12]
-        start = Start(strategy.initialize(grid))
+        arrays = strategy.initialize(grid)
+        start = Checkpoint(0, arrays, State({}, {}), 0.0, settings)
     nodes = strategy._identify(grid)
     if nodes and former is None:
         # Only at the start: a resumed run continues with the connected clients.
@@ -111,47 +103,36 @@ def serve(
         if len(nodes) < (least := int(settings["min-train-nodes"])):
             text = "min-train-nodes is %d, but there are only %d clients: all train"
             log(WARNING, text, least, len(nodes))
-        about = About(name, clients.run_token, start.after, place.absolute(), settings)
+        after = start.server_round
+        about = About(name, clients.run_token, after, place.absolute(), settings)
         with tracking.of(about) as tracked:
-            report = Report(settings, after=start.after, tracking=tracked)
+            report = Report(settings, after=after, tracking=tracked)
+            known = clients.known.values()
+            reported = [client.properties.get(keys.TESTED_MODEL) for client in known]
+            tested = [model for model in keys.TESTED_MODELS if model in reported]
+            report.tested = " or ".join(tested)
             before = report.latest.get("seconds-simulated", 0.0)
             clock = _clock(grid, settings, nodes, before)
+            adapted = strategy._adapt_grid(clock or grid)
+            secure = build(SecureSettings, settings)
+            if secure.secure_aggregation:
+                adapted = SecureGrid(adapted, strategy, secure, place, former)
             loop = Loop(strategy, options, report, clock, start, keep_clients)
-            with loop.watched():
-                report.tested = _tested_model(strategy)
-                adapted = strategy._adapt_grid(clock or grid)
-                secure = build(SecureSettings, settings)
-                if secure.secure_aggregation:
-                    adapted = SecureGrid(adapted, strategy, secure, place, former)
-                arrays = loop.run(adapted)
-                joined: ByExamples = {}
-                if options.new_clients:
-                    # With `patience` a run can end before `num-server-rounds`.
-                    last = max(start.after, int(report.latest.get("round", 0)))
-                    timeout = options.round_timeout
-                    joined = let_join(strategy, grid, arrays, last, timeout)
-                # First, as the page that `finish` writes shows this state.
-                loop.write_status("finished")
-                summary = report.finish(*_final_clients(strategy, joined))
+            joined = loop.run(adapted)
+            summary = report.finish(*_final_clients(strategy, joined))
         refuse_losses(options.output, report.lost)
         return summary
 
 
-def _resumed(
-    strategy: Strategy, options: RunSettings, settings: Settings, former: Path
-) -> Start:
-    """Restore a strategy from the checkpoint in a folder; return where it goes on."""
+def _resumed(strategy: Strategy, settings: Settings, former: Path) -> Checkpoint:
+    """Restore a strategy from the checkpoint in a folder, and return it."""
     checkpoint = Checkpoint.read(former, settings)
     strategy._restore(checkpoint.state)
     if strategy._run.privacy:
         strategy._run.privacy.read(former)
-    after = checkpoint.server_round
-    strategy._run.clients.note_checkpoint(after)
-    log(INFO, "going on after round %d", after)
-    rows = [row for row in read_rows(former / METRICS) if row["round"] <= after]
-    idle = 0 < options.patience <= best_round(rows)[1]
-    ended = after >= options.num_server_rounds or idle
-    return Start(checkpoint.arrays, after, checkpoint.seconds, ended)
+    strategy._run.clients.note_checkpoint(checkpoint.server_round)
+    log(INFO, "going on after round %d", checkpoint.server_round)
+    return checkpoint
 
 
 def _clock(
@@ -203,13 +184,6 @@ def _final_clients(
                 data["evaluated-in"] = evaluation.rounds[name]
             clients[label] |= data
     return dict(sorted(clients.items())), dict(sorted(newcomers.items()))
-
-
-def _tested_model(strategy: Strategy) -> str:
-    """Return which model the clients have tested, as far as they report it."""
-    known = strategy._run.clients.known.values()
-    reported = [client.properties.get(keys.TESTED_MODEL) for client in known]
-    return " or ".join(name for name in keys.TESTED_MODELS if name in reported)
 
 
 def class_counts(properties: Mapping[str, object]) -> dict[str, int]:

@@ -143,12 +143,6 @@ class FirstReplies(ClosesEarly):
         ends = accumulate([*lengths, *lengths[-1:] * count][:count])
         return sum(server_round > end for end in ends)
 
-    def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
-        """Return the nodes that train in a round."""
-        # As many are sampled if none owes a reply.
-        self.clients = self.target(len(nodes) + others)
-        return super().sample(server_round, nodes, others)
-
     def open(self, round: Round, messages: list[Message], grid: Grid) -> None:
         """Have the grid close the round at n replies."""
         wanted = self.wanted(round.number, self.clients)

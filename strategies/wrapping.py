@@ -28,8 +28,6 @@ class ClosesEarly(Participation):
         base = strategy._run.participation
         super().__init__(base.fraction, base.least, base.seed)
         self.strategy = strategy
-        # Number of clients of which the first ones reply.
-        self.clients = 0
 
     def fewest_replies(self, sampled: int) -> int:
         """Return 1, unless a subclass waits for more."""

@@ -62,22 +62,14 @@ class Contexts(UserDict[int, Context]):
         self.data: dict[int, Any] = dict.fromkeys(range(1, num_clients + 1))
 
     def __getitem__(self, node: int) -> Context:
-        [context] = self.of([node])
-        self.data[node] = context
+        self.data[node] = context = self.at(node)
         return context
 
-    def of(self, nodes: Sequence[int]) -> list[Context]:
-        """Return the contexts of nodes; new ones are not stored.
-
-        A node that occurs twice has the same context.
-        """
-        contexts: dict[int, Context] = {}
-        for node in dict.fromkeys(nodes):
-            config = {"partition-id": node - 1, "num-partitions": self._num_clients}
-            contexts[node] = self.data[node] or Context(
-                1, node, {**config}, RecordDict(), self._run_config
-            )
-        return [contexts[node] for node in nodes]
+    def at(self, node: int) -> Context:
+        """Return a node's context; a new one is not stored."""
+        about = {"partition-id": node - 1, "num-partitions": self._num_clients}
+        new = Context(1, node, {**about}, RecordDict(), self._run_config)
+        return self.data[node] or new
 
 
 def answer(
@@ -190,7 +182,7 @@ class InlineGrid(Grid):
     def _answers(
         self, messages: list[Message], timeout: float | None
     ) -> Iterable[Message]:
-        contexts = self.contexts.of([m.metadata.dst_node_id for m in messages])
+        contexts = [self.contexts.at(m.metadata.dst_node_id) for m in messages]
         tracebacks: dict[str, str] = {}
         replies = answer(self._app, messages, contexts, tracebacks)
         for message, context in zip(messages, contexts, strict=True):
@@ -266,7 +258,7 @@ class RayGrid(InlineGrid):
         task = self._task(_answer_chunk)
         running = {}
         for chunk in chunks:
-            contexts = self.contexts.of([m.metadata.dst_node_id for m in chunk])
+            contexts = [self.contexts.at(m.metadata.dst_node_id) for m in chunk]
             running[task.remote(self._app_of_workers, chunk, contexts)] = chunk
         try:
             while running and (left := until - time.monotonic()) > 0:

@@ -92,6 +92,8 @@ class Clients:
         Nodes that were connected then and still owe a reply.
     untrained : frozenset of int
         Nodes whose clients have no training examples, unless no client has any.
+    foreign : set of int
+        Nodes whose ClientApp is of another app, by their properties.
     keyed : bool
         True if a name belongs to the public key that first used it.
     keys : dict of str to str
@@ -124,6 +126,7 @@ class Clients:
         self._rows: dict[int, ClientInfo] = {}
         self.known: dict[int, ClientInfo] = {}
         self.here = self.busy = self.untrained = frozenset[int]()
+        self.foreign = set[int]()
         self.keyed = self.checkpoints = False
         self.keys: dict[str, str] = {}
         self.round_timeout = QUERY_TIMEOUT
@@ -234,7 +237,7 @@ class Clients:
                 # It is asked again, as other data may change its properties.
                 del self.known[node]
         if refused:
-            grid.send_and_receive(refused, timeout=QUERY_TIMEOUT)
+            list(grid.send_and_receive(refused, timeout=QUERY_TIMEOUT))
         trained = {n: c for n, c in here.items() if not c.is_newcomer}
         number = {n: c.properties.get(keys.NUM_EXAMPLES) for n, c in self.known.items()}
         # Tasks without example sets (synthetic problems) report 0 on all clients.
@@ -244,6 +247,8 @@ class Clients:
             text = "without training examples: %s; they are tested, but do not train"
             log(WARNING, text, several(sorted(map(self.label_of, new))))
         self.untrained = none
+        rows = self._rows.items()
+        self.foreign = {n for n, row in rows if keys.STRUCTURE not in row.properties}
         return self._by_name(trained)
 
     def _ask(self, nodes: list[int], grid: Grid) -> None:
@@ -349,11 +354,6 @@ class Clients:
     def refused(self) -> dict[int, ClientInfo]:
         """Rows of the nodes that cannot take part."""
         return {node: row for node, row in self._rows.items() if row.refusal}
-
-    def is_foreign(self, node: int) -> bool:
-        """Return whether a node's ClientApp is of another app, by its properties."""
-        row = self._rows.get(node)
-        return row is not None and keys.STRUCTURE not in row.properties
 
     def _by_name(self, nodes: Iterable[int]) -> list[int]:
         return sorted(nodes, key=lambda node: (self.name_of(node), node))

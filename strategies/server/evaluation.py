@@ -16,7 +16,7 @@ from flwr_frl.common.settings import require
 from flwr_frl.common.text import several
 from flwr_frl.strategies.server.clients import Clients
 from flwr_frl.strategies.server.replies import metric_record
-from flwr_frl.strategies.server.round import Reply, Round
+from flwr_frl.strategies.server.round import Reply, Round, draw
 
 if TYPE_CHECKING:
     from flwr_frl.strategies.base import Strategy
@@ -70,14 +70,11 @@ class Evaluation:
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return the nodes to evaluate in a round, in the same order."""
-        if 0 < self.fraction < 1:
-            count = max(int(self.fraction * len(nodes) + 1e-9), self.least)
-            rng = np.random.default_rng([self.seed, EVALUATED, server_round])
-            chosen = rng.choice(len(nodes), min(count, len(nodes)), replace=False)
-            nodes = [nodes[i] for i in sorted(chosen)]
-        sampled = nodes if self.fraction else []
-        self._sampled = frozenset(sampled)
-        return sampled
+        count = max(int(self.fraction * len(nodes) + 1e-9), self.least)
+        count *= self.fraction > 0
+        nodes = draw(nodes, count, self.seed, EVALUATED, server_round)
+        self._sampled = frozenset(nodes)
+        return nodes
 
     def aggregate(self, clients: Clients) -> MetricRecord:
         """Store the clients' metrics and return means over clients with test examples.

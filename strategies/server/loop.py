@@ -4,13 +4,12 @@ After each round one line is logged, and at most once a second ``status.json`` i
 written for the page.
 """
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from logging import INFO, WARNING
-from typing import Any, NamedTuple
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord
 from flwr.common import log
@@ -34,6 +33,7 @@ from flwr_frl.results.results import (
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.speeds import SimulatedArrivals
 from flwr_frl.strategies.server.checkpoint import Checkpoint
+from flwr_frl.strategies.server.evaluation import ByExamples, let_join
 from flwr_frl.strategies.server.run_settings import RunSettings
 
 # Lists of clients in the row of a round.
@@ -85,14 +85,12 @@ def run_rounds(
     ArrayRecord
         The shared arrays after the last round.
     """
+    if hasattr(grid, "on_demand"):
+        # In one process, clients train while their replies are averaged.
+        grid.on_demand = getattr(strategy, "_averages_on_arrival", False)
     for server_round in rounds:
         messages = strategy.configure_train(server_round, arrays, ConfigRecord(), grid)
-        if hasattr(grid, "on_demand"):
-            # In one process, clients train while their replies are averaged.
-            grid.on_demand = getattr(strategy, "_averages_on_arrival", False)
         replies = grid.send_and_receive(messages, timeout=timeout)
-        if hasattr(grid, "on_demand"):
-            grid.on_demand = False
         aggregated, trained = strategy.aggregate_train(server_round, replies)
         metrics: dict[str, Any] = dict(trained or {})
         if aggregated is not None:
@@ -126,27 +124,6 @@ def evaluate(
     return dict(strategy.aggregate_evaluate(server_round, replies) or {})
 
 
-class Start(NamedTuple):
-    """Where a run begins: with the first round, or after a checkpoint.
-
-    Parameters
-    ----------
-    arrays : ArrayRecord
-        The shared arrays.
-    after : int, default 0
-        The last completed round.
-    seconds : float, default 0
-        Time that the run has taken so far.
-    is_over : bool, default False
-        True if all rounds have been completed, so at most the report is missing.
-    """
-
-    arrays: ArrayRecord
-    after: int = 0
-    seconds: float = 0.0
-    is_over: bool = False
-
-
 @dataclass
 class Loop:
     """Runs the rounds, and reports and saves each.
@@ -161,8 +138,8 @@ class Loop:
         Receives the rows; its folder gets the checkpoints and the status.
     clock : SimulatedArrivals or None
         The simulated time.
-    start : Start
-        Where the run begins.
+    start : Checkpoint
+        The state from which the run continues; of round 0 for a new run.
     keep_clients : callable or None
         Saves simulated clients' states before the last checkpoint (`KeepClients`).
     """
@@ -171,7 +148,7 @@ class Loop:
     settings: RunSettings
     report: Report
     clock: SimulatedArrivals | None
-    start: Start
+    start: Checkpoint
     keep_clients: KeepClients | None
 
     def __post_init__(self) -> None:
@@ -190,23 +167,16 @@ class Loop:
         # When the status is written next.
         self._due = 0.0
 
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """Keep the status of a run. An exception in the context marks it as stopped."""
-        joined, _ = self._update_connected()
-        log(INFO, "connected clients: %s", several(joined) or "none yet")
-        self.write_status("running")
-        try:
-            yield
-        except BaseException:
-            self.write_status("stopped")
-            raise
-
-    def run(self, grid: Grid) -> ArrayRecord:
-        """Run all rounds that are left, and return the arrays after the last one.
+    def run(self, grid: Grid) -> ByExamples:
+        """Run all rounds that are left, let newcomers join, and keep the status.
 
         If the resumed run is over, only an evaluation is run, as the report needs each
         client's metrics.
+
+        Returns
+        -------
+        dict
+            The newcomers' metrics (`let_join`).
 
         Raises
         ------
@@ -214,31 +184,49 @@ class Loop:
             If ``max-empty-rounds`` consecutive rounds had no valid reply, or no round
             had one.
         """
-        self._grid = grid
-        (arrays, after, *_), timeout = self.start, self.settings.round_timeout
-        last = after if self.start.is_over else self.settings.num_server_rounds
+        joined, _ = self._update_connected()
+        log(INFO, "connected clients: %s", several(joined) or "none yet")
+        self.write_status("running")
         try:
-            with self.report.progress:
-                arrays = run_rounds(
-                    self.strategy,
-                    grid,
-                    arrays,
-                    range(after + 1, last + 1),
-                    evaluated=self.is_evaluated,
-                    timeout=timeout,
-                    after_round=self._after_round,
-                )
-        except (Exception, KeyboardInterrupt, SystemExit):
+            newcomers = self._run(grid)
+        except BaseException as error:
             # The run can be resumed, regardless of what ended it.
-            if self._unwritten is not None:
+            ended = isinstance(error, (Exception, KeyboardInterrupt, SystemExit))
+            if ended and self._unwritten is not None:
                 self._write(self._unwritten(), last=True)
+            self.write_status("stopped")
             raise
-        if self.start.is_over:
-            evaluate(self.strategy, grid, arrays, after, timeout)
+        self.write_status("finished")
+        return newcomers
+
+    def _run(self, grid: Grid) -> ByExamples:
+        self._grid, settings, after = grid, self.settings, self.start.server_round
+        rounds = range(after + 1, settings.num_server_rounds + 1)
+        if 0 < settings.patience <= best_round(self.report.rows)[1]:
+            rounds = range(0)
+        with self.report.progress:
+            arrays = run_rounds(
+                self.strategy,
+                grid,
+                self.start.arrays,
+                rounds,
+                evaluated=self.is_evaluated,
+                timeout=settings.round_timeout,
+                after_round=self._after_round,
+            )
+        if not rounds:
+            evaluate(self.strategy, grid, arrays, after, settings.round_timeout)
         if not any(row.get("clients") for row in self.report.rows):
-            why = self.strategy._run.round.failure or "nobody was asked"
-            raise SettingsError(f"no round had a valid reply; {why}")
-        return arrays
+            raise SettingsError(f"no round had a valid reply; {self._failure}")
+        if not settings.new_clients:
+            return {}
+        # With `patience` a run can end before `num-server-rounds`.
+        last = max(after, int(self.report.latest.get("round", 0)))
+        return let_join(self.strategy, grid, arrays, last, settings.round_timeout)
+
+    @property
+    def _failure(self) -> str:
+        return self.strategy._run.round.failure or "nobody was asked"
 
     def is_evaluated(self, server_round: int) -> bool:
         """Return whether a round is evaluated."""
@@ -258,9 +246,8 @@ class Loop:
         idle = metrics.get("asked") == 0
         self._empty = 0 if metrics.get("clients") or idle else self._empty + 1
         if 0 < settings.max_empty_rounds <= self._empty:
-            why = self.strategy._run.round.failure or "nobody was asked"
-            text = f"no valid reply in {self._empty} rounds in a row; {why}"
-            raise SettingsError(text)
+            text = f"no valid reply in {self._empty} rounds in a row"
+            raise SettingsError(f"{text}; {self._failure}")
         # With FedAsync there may be as many rounds as replies.
         needed = settings.patience or settings.keep_best
         best, since = best_round(self.report.rows) if needed else (0, 0)

@@ -4,9 +4,8 @@ Replies are checked before they count, and combined in the order of the clients'
 names.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from logging import INFO, WARNING
 from typing import TYPE_CHECKING, Any, cast
@@ -42,10 +41,18 @@ from flwr_frl.strategies.server.replies import (
 if TYPE_CHECKING:
     from flwr_frl.strategies.base import Strategy
 
+# Distinguishes the draws of clients that train from others of the same seed.
+SAMPLED = 0x5A3B
 # Key of the last round's change, for `centered-clip`, in the strategy's state.
 LAST_CHANGE = "last-change"
 # Key of the arrays that the server keeps for each client, in the strategy's state.
 PERSONAL = "personal"
+
+
+def draw(nodes: Sequence[int], count: int, *entropy: int) -> list[int]:
+    """Return up to ``count`` of the nodes, drawn by a seed, in the same order."""
+    rng, count = np.random.default_rng(entropy), min(count, len(nodes))
+    return [nodes[i] for i in sorted(rng.choice(len(nodes), count, replace=False))]
 
 
 @dataclass
@@ -62,11 +69,17 @@ class Participation:
         Minimum number of nodes.
     seed : int
         Seed of the sampling.
+
+    Attributes
+    ----------
+    clients : int
+        Number of clients that train in a round if all can be asked.
     """
 
     fraction: float
     least: int
     seed: int
+    clients: int = field(default=0, init=False)
 
     # True if a round waits for the replies of all sampled clients.
     waits_for_all = True
@@ -91,20 +104,16 @@ class Participation:
     def set_rounds(self, num_rounds: int) -> None:
         """Set the number of rounds of the run."""
 
-    def target(self, num_clients: int) -> int:
-        """Return how many of some clients train in a round if all can be asked."""
-        share = int(self.fraction * num_clients + 1e-9)
-        return min(max(share, self.least), num_clients)
-
     def sample(self, server_round: int, nodes: list[int], others: int = 0) -> list[int]:
         """Return the nodes that train in a round (from 1), in their given order.
 
         ``others`` is the number of participants that cannot be asked now; they count
         towards the fraction.
         """
-        count = min(self.target(len(nodes) + others), len(nodes))
-        rng = np.random.default_rng([self.seed, 0x5A3B, server_round])
-        return [nodes[i] for i in sorted(rng.choice(len(nodes), count, replace=False))]
+        every = len(nodes) + others
+        share = max(int(self.fraction * every + 1e-9), self.least)
+        self.clients = min(share, every)
+        return draw(nodes, self.clients, self.seed, SAMPLED, server_round)
 
     def open(self, round: "Round", messages: list[Message], grid: Grid) -> None:
         """Prepare the grid for a round whose messages are about to be sent.
@@ -153,11 +162,14 @@ class Participation:
         return arrays
 
 
+@dataclass(eq=False)
 class Reply:
     """A client's checked reply.
 
-    Attributes
+    Parameters
     ----------
+    strategy : Strategy
+        The strategy.
     client : str
         The client's name.
     node : int
@@ -174,13 +186,13 @@ class Reply:
         of the message's bytes.
     """
 
-    def __init__(self, strategy: "Strategy", message: Message, size: int) -> None:
-        self._strategy, self.message = strategy, message
-        self.node = message.metadata.src_node_id
-        self.client = strategy._run.clients.name_of(self.node)
-        self.size = size
-        self.metrics: dict[str, float] = {}
-        self.decoded: dict[str, Any] = {}
+    strategy: "Strategy"
+    client: str
+    node: int
+    message: Message
+    size: int
+    metrics: dict[str, float] = field(default_factory=dict)
+    decoded: dict[str, Any] = field(default_factory=dict)
 
     def shared(self) -> Arrays:
         """Return its shared arrays, for reading only.
@@ -189,8 +201,8 @@ class Reply:
         converted to float32. In asynchronous rounds they are moved to the current
         version.
         """
-        run, arrays = self._strategy._run, self.decoded[keys.ARRAYS]
-        if self._strategy.settings.transport == "float16":
+        run, arrays = self.strategy._run, self.decoded[keys.ARRAYS]
+        if self.strategy.settings.transport == "float16":
             arrays = as_float32(arrays, run.round.record)
         if names := run.round.personal:
             arrays = {n: a for n, a in arrays.items() if n not in names}
@@ -198,7 +210,7 @@ class Reply:
 
     def personal(self) -> Arrays:
         """Return copies of the arrays that the server keeps for this client."""
-        round, arrays = self._strategy._run.round, self.decoded[keys.ARRAYS]
+        round, arrays = self.strategy._run.round, self.decoded[keys.ARRAYS]
         copies = {name: arrays[name].copy() for name in round.personal}
         return as_float32(copies, round.record)
 
@@ -452,8 +464,8 @@ class Round:
                 raise InvalidReplyError(
                     f"has the record {one_line(repr(key), 120)}, for which nobody asked"
                 )
-        reply = Reply(strategy, message, size)
-        run = strategy._run
+        run, node = strategy._run, message.metadata.src_node_id
+        reply = Reply(strategy, run.clients.name_of(node), node, message, size)
         for key, like in self.like.items():
             if run.uploads and key == keys.ARRAYS:
                 data = reply.attachment(keys.MESSAGE)
@@ -505,14 +517,13 @@ class Round:
         """Store the valid replies, at most one a client, in the order of names.
 
         Messages come in any order, and each is checked as it arrives. A rejected one is
-        logged with the client's name and the reason. A reply enters the running mean,
-        if there is one, once the replies of all clients before it have arrived.
+        logged with the client's name and the reason. With a running mean, messages
+        must come in the order of names.
         """
         clients = self._strategy._run.clients
         order = sorted(self.asked, key=lambda node: (clients.name_of(node), node))
         valid: dict[int, Reply] = {}
         came = set[int]()
-        waiting = deque(order if self.running else ())
         for message in messages:
             node = message.metadata.src_node_id
             name = clients.name_of(node)
@@ -526,8 +537,10 @@ class Round:
                     raise InvalidReplyError("comes from a node that was not asked")
                 if node in valid:
                     raise InvalidReplyError("comes twice")
-                valid[node] = self.accept(message)
-                self.bytes_up += valid[node].size
+                valid[node] = reply = self.accept(message)
+                self.bytes_up += reply.size
+                if self.running:
+                    self._average(reply)
             except InvalidReplyError as error:
                 if message.has_content():
                     self.bytes_up += size_of(message.content)
@@ -540,18 +553,11 @@ class Round:
                     self.unused[name] = one_line(reason)
                     text = "client %s does not continue from its last state: %s"
                     log(WARNING, text, clients.label(name), self.unused[name])
-            while waiting and waiting[0] in came:
-                if reply := valid.get(waiting.popleft()):
-                    self._average(reply)
         self.silent = [clients.name_of(node) for node in order if node not in came]
         if self.rejections:
             text = "rejected replies: %d; that of client %s %s"
             name, reason = self.rejections[0]
             log(WARNING, text, len(self.rejections), clients.label(name), reason)
-        # Silent clients come before these.
-        for node in waiting:
-            if node in valid:
-                self._average(valid[node])
         self.replies = [valid[node] for node in order if node in valid]
 
     def _average(self, reply: Reply) -> None:

@@ -12,7 +12,8 @@ from flwr_frl.strategies.server.round import Reply, Round
 def seen(message: Message) -> Reply:
     """Return a reply whose client is named by its node."""
     records = message.content.array_records.items()
-    reply = Reply(Strategy(), message, 0)
+    node = message.metadata.src_node_id
+    reply = Reply(Strategy(), str(node), node, message, 0)
     for record in message.content.metric_records.values():
         reply.metrics = dict(record)
     reply.decoded = {

@@ -29,8 +29,8 @@ def test_only_contexts_with_a_state_are_held() -> None:
     assert nodes == list(range(1, 100_001))
     assert send(grid, "evaluate", nodes[:50]) == [0] * 50
     assert set(grid.contexts.data.values()) == {None}
-    # Two messages to the same node share its state.
-    assert send(grid, "train", [7, 9, 7]) == [1, 1, 2]
+    assert send(grid, "train", [7, 9]) == [1, 1]
+    assert send(grid, "train", [7]) == [2]
     assert send(grid, "evaluate", [6, 7, 8, 9]) == [0, 2, 0, 1]
     assert [c.node_id for c in grid.contexts_with_state()] == [7, 9]
     assert len(grid.contexts) == 100_000

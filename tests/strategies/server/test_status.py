@@ -11,7 +11,8 @@ from flwr_frl.common.settings import build
 from flwr_frl.common.text import several
 from flwr_frl.results.report import Report
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.loop import Loop, Start, seconds_left
+from flwr_frl.strategies.server.checkpoint import Checkpoint, State
+from flwr_frl.strategies.server.loop import Loop, seconds_left
 from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.strategies.server_app import serve, server_settings
 
@@ -112,7 +113,8 @@ def test_node_that_owes_a_reply_has_not_left(tmp_path, caplog):
     settings = {"output": str(tmp_path), "num-server-rounds": 3}
     strategy, report = averaging(), Report(server_settings(settings))
     options, grid = build(RunSettings, report.settings), Owing(honest, 3)
-    loop = Loop(strategy, options, report, None, Start(ArrayRecord()), None)
+    start = Checkpoint(0, ArrayRecord(), State({}, {}), 0.0, {})
+    loop = Loop(strategy, options, report, None, start, None)
     for server_round in (1, 2):
         strategy._identify(grid)
         loop._after_round(server_round, ArrayRecord(), {"clients": 2})
@@ -140,7 +142,7 @@ def test_the_status_of_each_client(watched):
 
 @pytest.mark.parametrize(
     "place",
-    ["flwr_frl.results.report.Report.add", "flwr_frl.strategies.server_app.let_join"],
+    ["flwr_frl.results.report.Report.add", "flwr_frl.strategies.server.loop.let_join"],
 )
 def test_status_of_an_interrupted_run_is_stopped(tmp_path, monkeypatch, place):
     def stop(*given):
