@@ -41,6 +41,7 @@ from flwr_frl.strategies.server.replies import (
     is_finite,
     metric_record,
     rounded_to,
+    size_of,
     to_record,
 )
 from flwr_frl.strategies.server.round import PERSONAL, Participation, Reply, Round
@@ -157,7 +158,7 @@ class Strategy(Algorithm, uses_mean="only"):
             Clients(settings.min_available_nodes),
             Participation(*sampling),
             Round(self),
-            Evaluation(Round(self, trains=False), *evaluated),
+            Evaluation(Round(self, kind=MessageType.EVALUATE), *evaluated),
             ClientPrivacy(noise, clip, settings.server_dp_delta) if noise else None,
         )
 
@@ -379,32 +380,32 @@ class Strategy(Algorithm, uses_mean="only"):
 
     # Messages.
 
-    def _open_round(self, round: Round, kind: str) -> list[Message]:
-        """Return a message of this kind for each node, and expect replies to them."""
+    def _open_round(self, round: Round) -> list[Message]:
+        """Return a message for each node of a round, and expect replies to them."""
         round.config[keys.SERVER_ROUND] = round.number
-        if kind == MessageType.EVALUATE:
+        if round.kind == MessageType.EVALUATE:
             self._run.evaluation.round = round
         else:
             self._run.round = round
-        sent = round.record
-        if self.settings.transport == "float16":
-            sent = as_float16(sent)
-        if round.trains:
-            round.like = {keys.ARRAYS: sent}
+        if round.kind != MessageType.TRAIN:
+            round.nodes = self._run.clients.answering(round.nodes)
+        round.asked = set(round.nodes)
+        if round.kind == MessageType.TRAIN:
+            round.like = {keys.ARRAYS: round.sent}
             self.begin(round)
             if round.expected is not None:
                 like = to_record(round.expected)
                 # Arrays that are also sent return in the precision of ``transport``.
-                both = {name: sent.get(name, like[name]) for name in like}
+                both = {name: round.sent.get(name, like[name]) for name in like}
                 round.like = {keys.ARRAYS: ArrayRecord(both)}
-        return round.register(self._messages(round.nodes, sent, round.config, kind))
+        return self._messages(round, round.nodes)
 
-    def _messages(
-        self, nodes: Sequence[int], sent: ArrayRecord, config: ConfigRecord, kind: str
-    ) -> list[Message]:
-        """Return the nodes' messages with shared arrays as ``transport`` sends them."""
-        messages: list[Message] = []
-        evaluates = kind == MessageType.EVALUATE
+    def _messages(self, round: Round, nodes: Sequence[int]) -> list[Message]:
+        """Return messages of a round to nodes, and count their bytes."""
+        messages, sent = list[Message](), round.sent
+        # The records' ids are unique as long as the messages hold the records.
+        sizes = dict[int, int]()
+        evaluates = round.kind == MessageType.EVALUATE
         for node in nodes:
             name = self._run.clients.name_of(node)
             records = {keys.ARRAYS: sent}
@@ -416,15 +417,18 @@ class Strategy(Algorithm, uses_mean="only"):
                 records[keys.ARRAYS] = ArrayRecord({**sent, **replaced})
             if more := {n: own[n] for n in own if n not in sent}:
                 records[keys.HEAD] = to_record(more)
-                if kind == MessageType.TRAIN and self._run.round.returns_own:
+                if round.kind == MessageType.TRAIN and self._run.round.returns_own:
                     self._run.round.like[keys.HEAD] = records[keys.HEAD]
-            about = fill(ConfigRecord(), self._config(node, config))
+            about = fill(ConfigRecord(), self._config(node, round.config))
             content = fill(RecordDict(), {**records, keys.CONFIG: about})
             if messages:
-                messages.append(message_like(messages[0], content, dst_node_id=node))
+                message = message_like(messages[0], content, dst_node_id=node)
             else:
-                server_round = str(config[keys.SERVER_ROUND])
-                messages.append(Message(content, node, kind, group_id=server_round))
+                group = str(round.number)
+                message = Message(content, node, round.kind, group_id=group)
+            messages.append(message)
+            round.asked.add(node)
+            round.bytes_down += size_of(content, sizes)
         return messages
 
     def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:
@@ -445,7 +449,7 @@ class Strategy(Algorithm, uses_mean="only"):
         # A subclass may return NumPy's integers, which messages do not take.
         nodes = [int(node) for node in sampled]
         round = Round(self, server_round, arrays, config, nodes)
-        messages = self._open_round(round, MessageType.TRAIN)
+        messages = self._open_round(round)
         self._run.participation.open(round, messages, grid)
         return messages
 
@@ -469,7 +473,8 @@ class Strategy(Algorithm, uses_mean="only"):
         if not isinstance(replies, Sequence) and self._averages_on_arrival:
             round.running = RunningMean()
         round.close(replies)
-        self._look_at_foreign(round)
+        if run.clients.foreign:
+            self._look_at_foreign(round)
         metrics: dict[str, Any] = {
             "clients": len(round.replies),
             "rejected": len(round.rejections),
@@ -575,8 +580,8 @@ class Strategy(Algorithm, uses_mean="only"):
             # The earlier metrics of busy clients count, if they are sampled.
             nodes = sorted({*nodes, *busy}, key=lambda n: (clients.name_of(n), n))
         nodes = evaluation.sample(server_round, nodes)
-        round = Round(self, server_round, arrays, config, nodes, trains=False)
-        return self._open_round(round, MessageType.EVALUATE)
+        kind = MessageType.EVALUATE
+        return self._open_round(Round(self, server_round, arrays, config, nodes, kind))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

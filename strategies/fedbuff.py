@@ -10,16 +10,16 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from flwr_frl.common.arrays import memory_record
-from flwr_frl.common.messages import ARRAYS, BATCH_NORM, SERVER_ROUND
+from flwr_frl.common.messages import BATCH_NORM, SERVER_ROUND
 from flwr_frl.common.settings import Settings, require, setting
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.inbox import Closing
-from flwr_frl.strategies.server.replies import Arrays, as_float16, rounded_to, size_of
+from flwr_frl.strategies.server.replies import Arrays, rounded_to, size_of
 from flwr_frl.strategies.server.round import SAMPLED, Round
 from flwr_frl.strategies.server.traits import Algorithm
 from flwr_frl.strategies.wrapping import ClosesEarly, Wrapping
@@ -144,10 +144,8 @@ class Asynchronous(ClosesEarly, Closing):
             # In a resumed run, the node is sent its message again.
             config = ConfigRecord({**round.config, SERVER_ROUND: version})
             sent = memory_record(self._versions[version])
-            if self.strategy.settings.transport == "float16":
-                sent = as_float16(sent)
-            about = sent, config, MessageType.TRAIN
-            (message,) = self.strategy._messages([node], *about)
+            earlier = Round(self.strategy, version, sent, config)
+            (message,) = self.strategy._messages(earlier, [node])
             self.at_work[node] = message, self.strategy.state[ASYNCHRONOUS]["due"][name]
         self.close_by(self, grid)
 
@@ -163,9 +161,8 @@ class Asynchronous(ClosesEarly, Closing):
         """Return training messages of the current version for idle clients."""
         current = self.strategy._run.round
         count = min(self.settings.concurrency - len(self._since), len(self._idle))
-        about = current.like[ARRAYS], current.config, MessageType.TRAIN
         nodes = [self._idle.pop() for _ in range(count)]
-        return current.register(self.strategy._messages(nodes, *about))
+        return self.strategy._messages(current, nodes)
 
     def end(self, node: int) -> bool:
         """Record that a node is done; return if its change is recent enough."""

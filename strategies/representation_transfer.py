@@ -129,8 +129,8 @@ class RepresentationTransfer(
         targets = self._with_role(self._identify(grid), "target")
         acknowledged = self._run.clients.acknowledged
         nodes = [n for n in targets if self._run.clients.name_of(n) in acknowledged]
-        round = Round(self, server_round, arrays, config, nodes, trains=False)
-        return self._open_round(round, MessageType.EVALUATE)
+        kind = MessageType.EVALUATE
+        return self._open_round(Round(self, server_round, arrays, config, nodes, kind))
 
 
 class RepresentationTransferLinear(

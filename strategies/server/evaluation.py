@@ -215,8 +215,8 @@ def let_join(
     for share in SHARES if nodes else ():
         config = ConfigRecord({keys.SHARE: share})
         kind = f"{MessageType.EVALUATE}.{keys.NEWCOMER}"
-        round = Round(strategy, server_round, arrays, config, nodes, trains=False)
-        asked = strategy._open_round(round, kind)
+        round = Round(strategy, server_round, arrays, config, nodes, kind)
+        asked = strategy._open_round(round)
         round.close(grid.send_and_receive(asked, timeout=timeout))
         answered = {reply.client for reply in round.replies}
         for reply in round.replies:

@@ -296,7 +296,7 @@ class Loop:
         evaluation = run.evaluation.round
         for each, when in ((run.round, "round"), (evaluation, "evaluation of round")):
             if each.number == server_round:
-                missing = each.silent if waits or not each.trains else []
+                missing = each.silent if waits or each is evaluation else []
                 problems = [*each.rejections, *((name, "no reply") for name in missing)]
                 for name, why in problems:
                     self._problems[name] = f"{when} {server_round}: {why}"

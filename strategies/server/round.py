@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 
@@ -28,6 +28,7 @@ from flwr_frl.strategies.server.replies import (
     Arrays,
     InvalidReplyError,
     RunningMean,
+    as_float16,
     as_float32,
     check_values,
     checked_arrays,
@@ -162,7 +163,7 @@ class Participation:
         return arrays
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Reply:
     """A client's checked reply.
 
@@ -186,7 +187,7 @@ class Reply:
         of the message's bytes.
     """
 
-    strategy: "Strategy"
+    _strategy: "Strategy"
     client: str
     node: int
     message: Message
@@ -201,8 +202,8 @@ class Reply:
         converted to float32. In asynchronous rounds they are moved to the current
         version.
         """
-        run, arrays = self.strategy._run, self.decoded[keys.ARRAYS]
-        if self.strategy.settings.transport == "float16":
+        run, arrays = self._strategy._run, self.decoded[keys.ARRAYS]
+        if self._strategy.settings.transport == "float16":
             arrays = as_float32(arrays, run.round.record)
         if names := run.round.personal:
             arrays = {n: a for n, a in arrays.items() if n not in names}
@@ -210,7 +211,7 @@ class Reply:
 
     def personal(self) -> Arrays:
         """Return copies of the arrays that the server keeps for this client."""
-        round, arrays = self.strategy._run.round, self.decoded[keys.ARRAYS]
+        round, arrays = self._strategy._run.round, self.decoded[keys.ARRAYS]
         copies = {name: arrays[name].copy() for name in round.personal}
         return as_float32(copies, round.record)
 
@@ -238,6 +239,7 @@ class Reply:
         return record.get(name) if isinstance(record, ConfigRecord) else None
 
 
+@dataclass(eq=False, repr=False)
 class Round:
     """A round of training or of evaluation.
 
@@ -253,11 +255,8 @@ class Round:
         Config that is sent to all clients; `Strategy.begin` may add to it.
     nodes : sequence of int
         Nodes to ask, in the order of their clients' names.
-    trains : bool, default True
-        False if replies contain metrics only.
-
-    Attributes
-    ----------
+    kind : str, default "train"
+        Type of the messages. Replies to all others contain metrics only.
     expected : dict of str to ndarray or None
         Arrays whose names, shapes and dtypes replies must have, by default those of
         ``arrays``; `Strategy.begin` may set it.
@@ -286,34 +285,27 @@ class Round:
         The mean of the replies so far, if they are averaged as they arrive.
     """
 
-    def __init__(
-        self,
-        strategy: "Strategy",
-        number: int = 0,
-        record: ArrayRecord | None = None,
-        config: ConfigRecord | None = None,
-        nodes: Sequence[int] = (),
-        trains: bool = True,
-    ) -> None:
-        self._strategy, self.number, self.trains = strategy, number, trains
-        self.record = ArrayRecord() if record is None else record
-        self.config = ConfigRecord() if config is None else config
-        self.expected: Arrays | None = None
-        self.returns_own = True
-        self.replies: list[Reply] = []
-        self.like: dict[str, ArrayRecord] = {}
-        self.attached_bytes = self.bytes_down = self.bytes_up = 0
-        # Evaluations are sent to nodes that can answer at once.
-        if nodes and not trains:
-            nodes = strategy._run.clients.answering(nodes)
-        self.nodes = nodes
-        self.asked, self.asked_in = set(self.nodes), dict[int, int]()
-        self.rejections: list[tuple[str, str]] = []
-        self.silent: list[str] = []
-        self.unused: dict[str, str] = {}
-        self.running: RunningMean | None = None
-        # The mean of all replies, once it is computed.
-        self._means: list[Arrays | None] = []
+    _strategy: "Strategy"
+    number: int = 0
+    record: ArrayRecord = field(default_factory=ArrayRecord)
+    config: ConfigRecord = field(default_factory=ConfigRecord)
+    nodes: Sequence[int] = ()
+    kind: str = MessageType.TRAIN
+    expected: Arrays | None = None
+    returns_own: bool = True
+    replies: list[Reply] = field(default_factory=list)
+    like: dict[str, ArrayRecord] = field(default_factory=dict)
+    attached_bytes: int = 0
+    asked: set[int] = field(default_factory=set)
+    asked_in: dict[int, int] = field(default_factory=dict)
+    rejections: list[tuple[str, str]] = field(default_factory=list)
+    silent: list[str] = field(default_factory=list)
+    unused: dict[str, str] = field(default_factory=dict)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    running: RunningMean | None = None
+    # The mean of all replies, once it is computed.
+    _means: list[Arrays | None] = field(default_factory=list)
 
     @cached_property
     def personal(self) -> list[str]:
@@ -417,14 +409,12 @@ class Round:
 
     # Messages and replies.
 
-    def register(self, messages: list[Message]) -> list[Message]:
-        """Store who is asked, count the bytes, and return the same messages."""
-        # The records' ids are unique as long as the messages hold the records.
-        sizes: dict[int, int] = {}
-        for message in messages:
-            self.asked.add(message.metadata.dst_node_id)
-            self.bytes_down += size_of(message.content, sizes)
-        return messages
+    @cached_property
+    def sent(self) -> ArrayRecord:
+        """The shared arrays as ``transport`` sends them."""
+        if self._strategy.settings.transport == "float16":
+            return as_float16(self.record)
+        return self.record
 
     @property
     def largest_reply(self) -> float:
@@ -432,7 +422,8 @@ class Round:
 
         Clients of other apps may return the model that they have tested.
         """
-        like = list(self.like.values()) if self.trains else [self.record]
+        trains = self.kind == MessageType.TRAIN
+        like = list(self.like.values()) if trains else [self.record]
         expected = sum(map(size_of, like)) + self.attached_bytes
         return REPLY_FACTOR * expected + REPLY_ALLOWANCE
 
@@ -444,6 +435,7 @@ class Round:
         """
         if message.has_error():
             raise InvalidReplyError(f"is an error: {error_reason(message)}")
+        trains = self.kind == MessageType.TRAIN
         is_row = isinstance(message, RowReply) and message.fits(self.like)
         strategy, row = self._strategy, cast(RowReply, message) if is_row else None
         # Numbers and attachments have no expected names, so their size is limited.
@@ -455,7 +447,7 @@ class Round:
             is_array = isinstance(record, ArrayRecord)
             if isinstance(record, MetricRecord):
                 metrics.append(entries_of(record))
-            elif is_array and not self.trains:
+            elif is_array and not trains:
                 text = "evaluations of another app return arrays, which are not used"
                 strategy._warn_once(text)
                 # Replies stay in memory until the next evaluation.
@@ -475,7 +467,7 @@ class Round:
             arrays = row.arrays if row else checked_arrays(message, key, like)
             reply.decoded[key] = arrays
         # Without test examples there are no metrics: the loss may be NaN.
-        if not self.trains and any(m.get(keys.NUM_EXAMPLES) == 0 for m in metrics):
+        if not trains and any(m.get(keys.NUM_EXAMPLES) == 0 for m in metrics):
             return reply
         if len(metrics) > 1:
             raise InvalidReplyError(f"has {len(metrics)} metric records, not 1")
@@ -485,7 +477,7 @@ class Round:
             if lists := sorted(record.keys() - reply.metrics.keys()):
                 text = "metrics that are lists are not averaged: %s"
                 strategy._warn_once(text, ", ".join(lists))
-        if not self.trains:
+        if not trains:
             return reply
         # Detects repeated content; a Byzantine client can report any round.
         expected = self.asked_in.get(reply.node, self.number)

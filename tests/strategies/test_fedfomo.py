@@ -132,6 +132,6 @@ def test_evaluation_sends_no_models_except_to_newcomers():
     for message, _ in result.between("evaluate"):
         assert candidates_of(message) == []
     sent, strategy = result.between("evaluate")[0][0].content, result.strategy
-    round = Round(strategy, 3, sent["arrays"], sent["config"], [1], trains=False)
-    (message,) = strategy._open_round(round, "evaluate.newcomer")
+    about = sent["arrays"], sent["config"], [1], "evaluate.newcomer"
+    (message,) = strategy._open_round(Round(strategy, 3, *about))
     assert len(candidates_of(message)) == 2

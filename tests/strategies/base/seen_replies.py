@@ -31,7 +31,7 @@ def round_of(
     """Return the second round, with replies to the arrays that were sent."""
     nodes = [message.metadata.src_node_id for message in messages]
     strategy = Strategy()
-    round = Round(strategy, 2, sent or ArrayRecord(), nodes=nodes)
+    round = Round(strategy, 2, sent or ArrayRecord(), nodes=nodes, asked=set(nodes))
     round.replies = list(map(seen, messages))
     vars(round)["mean"] = lambda: combine(round.replies)
     return round

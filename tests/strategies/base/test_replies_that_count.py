@@ -82,7 +82,7 @@ def test_reply_of_a_node_that_was_not_asked_is_rejected():
     nodes = strategy._identify(grid)
     config = ConfigRecord({"server-round": 1})
     messages = strategy._open_round(
-        Round(strategy, 1, to_record(START), config, nodes[:2]), MessageType.TRAIN
+        Round(strategy, 1, to_record(START), config, nodes[:2])
     )
     stranger = Message(messages[0].content, 4, MessageType.TRAIN)
     replies = grid.send_and_receive([*messages, stranger])
