@@ -45,9 +45,27 @@ SQUARM: dict[str, Setting] = {
     "compressor-k": 0.1,
     "local-steps": 5,
 }
+# 100 clients with 10 examples each, and a network of four layers of 8 units
+SMALL: dict[str, Setting] = SOFTMAX | {
+    "task": "benchmarks.message_cost:small",
+    "batch-size": 5,
+    "head-epochs": 1,
+}
+# A network of 40 layers, without training
+DEEP: dict[str, Setting] = SOFTMAX | {
+    "task": "benchmarks.message_cost:deep",
+    "num-clients": 50,
+    "representation-epochs": 0,
+}
 CASES: dict[str, dict[str, Setting]] = {
     "softmax, together": SOFTMAX,
     "softmax, one by one": SOFTMAX | OFF,
+    "FedRep, 1 + 1 epochs": SMALL | {"algorithm": "fedrep"},
+    "FedPer": SMALL | {"algorithm": "fedper"},
+    "Ditto": SMALL | {"algorithm": "ditto"},
+    "SCAFFOLD": SMALL | {"algorithm": "scaffold"},
+    "40 arrays, together": DEEP,
+    "40 arrays, one by one": DEEP | OFF,
     "D-PSGD, ring": {"algorithm": "dpsgd", "graph": "ring"},
     "D-PSGD, complete graph": {"algorithm": "dpsgd", "graph": "complete"},
     "CHOCO-SGD, ring": CHOCO | {"graph": "ring"},
@@ -161,6 +179,33 @@ def noise(num_clients: int) -> ExampleTask:
         return SplitModel(nn.Flatten(), nn.Linear(64, 10))
 
     return ExampleTask(model, drawn(), drawn(), classes=tuple("0123456789"))
+
+
+def layers(count: int, num_clients: int) -> ExampleTask:
+    """Return a task of random examples: 10 a client, and layers of 8 units."""
+    rng = torch.Generator().manual_seed(0)
+    examples = [
+        ExampleSet(
+            torch.randn(10, 8, generator=rng), torch.randint(2, (10,), generator=rng)
+        )
+        for _ in range(num_clients)
+    ]
+
+    def model() -> SplitModel:
+        hidden = [nn.Linear(8, 8, bias=False) for _ in range(count - 1)]
+        return SplitModel(nn.Sequential(*hidden), nn.Linear(8, 2, bias=False))
+
+    return ExampleTask(model, examples, examples, classes=("0", "1"))
+
+
+def small(num_clients: int) -> ExampleTask:
+    """Return the task of small networks."""
+    return layers(4, num_clients)
+
+
+def deep(num_clients: int) -> ExampleTask:
+    """Return the task of deep networks."""
+    return layers(40, num_clients)
 
 
 def main() -> None:

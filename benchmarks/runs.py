@@ -114,7 +114,7 @@ class Rounds:
 
     def __init__(self, settings: Settings, grid: InlineGrid | None = None) -> None:
         clients = int(settings["num-clients"])
-        self.grid: Any = grid or InlineGrid(make_app(dict(settings)), clients)
+        self.grid: Any = grid or InlineGrid(make_app(settings), clients)
         self.strategy: Any = build_strategy(settings)
         self.arrays = self.strategy.initialize(self.grid)
         self.done = 0
