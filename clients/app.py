@@ -15,7 +15,13 @@ from flwr.common import log
 
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.base import Arrays, Client, Config, EvaluateResult
-from flwr_frl.clients.device.codec import check_config, pack, pack_metrics, unpack
+from flwr_frl.clients.device.codec import (
+    check_config,
+    config_of,
+    pack,
+    pack_metrics,
+    unpack,
+)
 from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.rows import Asked, evaluate_rows, fit_rows
 from flwr_frl.clients.device.secure import answer, check_message, check_rules, mask
@@ -66,7 +72,7 @@ class App(ClientApp):
 
     def read_message(self, message: Message, context: Context) -> tuple[Setup, Config]:
         """Return a client's settings and its message's config; use its device."""
-        config = check_config(message.content.get(keys.CONFIG, ConfigRecord()))
+        config = check_config(config_of(message))
         # Only flwr-frl's ServerApp sends the name of the run.
         setup = client_setup(context, self.run_config, keys.RUN in config)
         if keys.COLUMNS in config:
@@ -80,10 +86,10 @@ class App(ClientApp):
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; running out of memory raises a one-line error."""
         begin_run(self.command)
-        node, record = context.node_config, message.content.get(keys.CONFIG)
-        if record is not None and not {"client-name", "partition-id"} & node.keys():
+        node = context.node_config
+        if not {"client-name", "partition-id"} & node.keys():
             # Without a name, a node has the one that is registered in Flower.
-            config = check_config(cast(ConfigRecord, record))
+            config = check_config(config_of(message))
             if keys.REGISTERED_NAME in config:
                 node["client-name"] = str(config[keys.REGISTERED_NAME])
         try:
@@ -121,55 +127,47 @@ class App(ClientApp):
         kinds = {message.metadata.message_type for message in messages}
         if self.size <= 1 or not kinds & {MessageType.TRAIN, MessageType.EVALUATE}:
             return (work() for work in works)
-        auto = self.cohort == "auto"
         begin_run(self.command)
         done: dict[int, Message] = {}
         # Answered one by one, each client reports the error.
         with contextlib.suppress(SettingsError):
             setups = [client_setup(c, self.run_config, strict=False) for c in contexts]
             self.read_message(messages[0], contexts[0])
-            size = AUTO_ON_CPU if auto and current() == CPU else self.size
-            done = self._as_rows(setups, messages, contexts, size)
-        size = AUTO_ON_CPU if auto and current() == CPU else self.size
+            configs = map(config_of, messages)
+            done = self._as_rows(list(map(Asked, setups, messages, contexts, configs)))
         others = [work for i, work in enumerate(works) if i not in done]
-        rest = each_together(others, size, only_if_faster=auto)
+        rest = each_together(others, self._most(), self.cohort == "auto")
         return (done.pop(i) if i in done else next(rest) for i in range(len(works)))
 
-    def _as_rows(
-        self,
-        setups: Sequence[Setup],
-        messages: Sequence[Message],
-        contexts: Sequence[Context],
-        size: int,
-    ) -> dict[int, Message]:
+    def _most(self) -> int:
+        """Return the largest number of clients that train together on this device."""
+        on_cpu = self.cohort == "auto" and current() == CPU
+        return AUTO_ON_CPU if on_cpu else self.size
+
+    def _as_rows(self, asked: Sequence[Asked]) -> dict[int, Message]:
         """Answer the messages of clients and nodes that run as rows of matrices."""
-        auto = self.cohort == "auto"
-        asked = list(map(Asked, setups, messages, contexts))
-        kinds = {message.metadata.message_type for message in messages}
+        kinds = {each.message.metadata.message_type for each in asked}
         if kinds == {MessageType.EVALUATE}:
             return evaluate_rows(asked, evaluation_reply)
         # Mods must see every message.
         if self.mods or kinds != {MessageType.TRAIN}:
             return {}
-        if fit_nodes := getattr(setups[0].kind, "fit_nodes", None):
-            return cast(
-                dict[int, Message], fit_nodes(setups[0], messages, contexts, auto)
-            )
-        replies = fit_rows(asked, size, auto)
+        replies = fit_rows(asked, self._most(), self.cohort == "auto")
         for i, reply in replies.items():
+            if SECURE not in asked[i].message.content:
+                continue
             try:
                 replies[i] = masked(reply, asked[i])
             except SettingsError as error:
-                replies[i] = Message(Error(FAILED, str(error)), reply_to=messages[i])
+                message = asked[i].message
+                replies[i] = Message(Error(FAILED, str(error)), reply_to=message)
         return replies
 
 
 def masked(reply: Message, asked: Asked) -> Message:
-    """Return a reply; its words are masked if the message asks for a secure sum."""
-    setup, message, context = asked
-    if SECURE not in message.content:
-        return reply
-    return mask(message, context, reply, directory_of(context, setup, asked.config))
+    """Return a reply with masked words, for a message that asks for a secure sum."""
+    setup, message, context, config = asked
+    return mask(message, context, reply, directory_of(context, setup, config))
 
 
 def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
@@ -201,15 +199,16 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
 
     @app.train(mods=list(mods))
     def train(message: Message, context: Context) -> Message:
-        node = context.node_config
-        is_secure = SECURE in message.content or "secure-aggregation" in node
-        if is_secure:
+        is_secure = SECURE in message.content
+        if is_secure or "secure-aggregation" in context.node_config:
             check_message(message, context)
         setup, client, config = open_message(message, context)
         client.settings = setup.in_round(client.settings, config)
         result = client.fit(unpack(message, client), config)
         reply = reply_with(pack(message, client, result), message)
-        return masked(reply, Asked(setup, message, context)) if is_secure else reply
+        if is_secure:
+            return masked(reply, Asked(setup, message, context, config))
+        return reply
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:

@@ -202,6 +202,13 @@ class Client(NumPyClient):
     # True if a device loads its own data, False for a partition of a common data set.
     _own_data = False
 
+    @staticmethod
+    def _rows() -> Any:
+        """Return the class that answers several clients of this one's class at once."""
+        from flwr_frl.clients.device.rows import Rows
+
+        return Rows
+
     def __init_subclass__(cls, **traits: Any) -> None:
         super().__init_subclass__()
         for name in {"shared", "sent", "personal"} & vars(cls).keys():
@@ -267,7 +274,8 @@ class Client(NumPyClient):
         """
         return self.task.initial_state
 
-    def _group_of(self, name: str) -> str:
+    @staticmethod
+    def _group_of(task: Task, name: str) -> str:
         """Return the group of one of the model's arrays, by default its part.
 
         Override it to group the model's arrays differently.
@@ -362,7 +370,8 @@ class Client(NumPyClient):
         if not model.structure.hidden_buffers:
             return {}
         frozen = frozen_tensors(model)
-        common = tuple(n for n in frozen if self._group_of(n) in self._exchanged_groups)
+        groups = {name: self._group_of(self.task, name) for name in frozen}
+        common = tuple(n for n in frozen if groups[n] in self._exchanged_groups)
         return {keys.FROZEN_DIGEST: frozen_digest(model, common)}
 
     def get_parameters(self, config: Config) -> NDArrays:

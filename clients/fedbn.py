@@ -24,7 +24,9 @@ class FedBNClient(FedPerClient, requires=(batch_norms,), supports_example_dp=Fal
     shared = WHOLE
     personal = (NORMS,)
 
-    def _group_of(self, name: str) -> str:
+    @staticmethod
+    def _group_of(task: Task, name: str) -> str:
         """Return the group of an array by its module instead of its part."""
-        module = self.task.scratch_model.get_submodule(name.rpartition(".")[0])
-        return NORMS if isinstance(module, _BatchNorm) else super()._group_of(name)
+        module = task.scratch_model.get_submodule(name.rpartition(".")[0])
+        is_norm = isinstance(module, _BatchNorm)
+        return NORMS if is_norm else FedPerClient._group_of(task, name)

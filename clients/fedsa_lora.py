@@ -2,6 +2,7 @@
 
 from flwr_frl.clients.device.groups import HEAD
 from flwr_frl.clients.fedper import FedPerClient
+from flwr_frl.task.base import Task
 from flwr_frl.task.models.adapters import is_lora, needs_trained_a
 
 LORA_B = "lora-b."
@@ -18,6 +19,7 @@ class FedSALoRAClient(
     shared = "representation"
     personal = (LORA_B, HEAD)
 
-    def _group_of(self, name: str) -> str:
+    @staticmethod
+    def _group_of(task: Task, name: str) -> str:
         """Return the group by LoRA matrix instead of by part."""
-        return LORA_B if is_lora(name, "B") else super()._group_of(name)
+        return LORA_B if is_lora(name, "B") else FedPerClient._group_of(task, name)

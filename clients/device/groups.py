@@ -16,7 +16,9 @@ import torch
 from flwr.common import NDArrays, Scalar
 from torch import Tensor, nn
 
+from flwr_frl.common.run_cache import TASKS_AT_A_TIME, run_cache
 from flwr_frl.common.settings import SettingsError
+from flwr_frl.task.base import Task
 
 if TYPE_CHECKING:
     from flwr_frl.clients.base import Client
@@ -76,14 +78,19 @@ def parameter_zeros(model: nn.Module) -> Tensors:
     return {n: torch.zeros(p.shape, dtype=p.dtype) for n, p in named}
 
 
+@run_cache(maxsize=TASKS_AT_A_TIME)
+def groups_of(kind: "type[Client]", task: Task) -> dict[str, str]:
+    """Return the group of each of the model's arrays, by name."""
+    return {name: kind._group_of(task, name) for name in task.initial_state}
+
+
 def initial_arrays(client: "Client", groups: Groups) -> Tensors:
     """Return the common initial values of groups, the model's own arrays first.
 
     They must not be modified. They are on the CPU unless `initial_group` returns
     received arrays, which are on the training device.
     """
-    state = client.task.initial_state
-    group_of = {name: client._group_of(name) for name in state}
+    state, group_of = client.task.initial_state, groups_of(type(client), client.task)
     arrays = {name: state[name] for name, group in group_of.items() if group in groups}
     for group in groups:
         if group in WHOLE or group in group_of.values():
@@ -123,7 +130,8 @@ def check_groups(client: "Client", model: nn.Module) -> None:
         Its model.
     """
     kind = type(client).__name__
-    allowed = {*WHOLE, *map(client._group_of, client.task.initial_state)}
+    group_of = groups_of(type(client), client.task)
+    allowed = {*WHOLE, *group_of.values()}
     groups = {*client.shared, *client.sent, *client.personal}
     # A misspelled part would silently become a copy of the model beside the model.
     for group in groups - allowed:
@@ -140,7 +148,7 @@ def check_groups(client: "Client", model: nn.Module) -> None:
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         other = first.setdefault(id(parameter), name)
-        pair = client._group_of(other), client._group_of(name)
+        pair = tuple(client._group_of(client.task, n) for n in (other, name))
         if len({(g in client.shared, g in client.personal) for g in pair}) > 1:
             raise SettingsError(
                 f"the model's {other!r} and {name!r} are one parameter; here it must "

@@ -11,13 +11,13 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import partial
-from logging import getLogger
+from logging import DEBUG, getLogger
 from math import nan, prod
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context, Message
+from flwr.app import Context, Message
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, EvaluateResult
@@ -80,23 +80,21 @@ class CannotBeRowsError(Exception):
 
 
 class Asked(NamedTuple):
-    """A message, with the settings of its client and the context of its node."""
+    """A message, with the settings of its client and the context of its node.
+
+    ``config`` has the entries of the message's config, unchecked.
+    """
 
     setup: Setup
     message: Message
     context: Context
-
-    @property
-    def config(self) -> Any:
-        """The entries of the message's config, unchecked."""
-        content = entries_of(self.message.content)
-        return entries_of(content.get(keys.CONFIG, ConfigRecord()))
+    config: dict[str, Any]
 
 
 def fit_rows(
     asked: Sequence[Asked], size: int, only_if_faster: bool
 ) -> dict[int, Message]:
-    """Answer training messages as rows, as far as this is possible.
+    """Answer training messages as rows of matrices, as far as this is possible.
 
     Parameters
     ----------
@@ -109,30 +107,31 @@ def fit_rows(
     -------
     dict of int to Message
         Replies by the positions of their messages. The other messages must be answered
-        one by one, for example those of clients whose training has diverged.
+        one by one, for example those of clients whose training has diverged. Their
+        clients' states are unchanged.
     """
-    refused, replies = run_object(RefusedKeys), dict[int, Message]()
-    setup = asked[0].setup
-    if getattr(setup.algorithm, "class_weights", "") == "balanced":
-        return replies
-    alike, limit = list(_alike(asked, STEPS).items()), run_object(CohortLimit)
-    while alike:
-        chunk = dict(alike[: min(size, limit.most)])
-        if len(chunk) < 2 or setup.kind in refused:
-            break
+    refused, limit = run_object(RefusedKeys), run_object(CohortLimit)
+    kind, replies = asked[0].setup.kind, dict[int, Message]()
+    rows = kind._rows()
+    alike = list(rows.joining(asked).items())
+    while len(alike) >= 2 and (rows, kind) not in refused:
+        most = min(size, limit.most, len(alike))
+        chunk = dict(alike[:most] if rows.in_chunks else alike)
         try:
-            answers = Rows([*chunk.values()], only_if_faster).fit()
+            answers = rows([*chunk.values()], only_if_faster).fit()
         except ResourceError:
             raise
+        except TrainingDivergedError:
+            break
         # Code of algorithms raises any exception. One by one, each client reports its
         # own.
         except Exception as error:
-            if limit.halve(len(chunk), error):
+            if limit.halve(most, error):
                 continue
             text = "%s: clients are answered one by one: %s"
-            getLogger("task").debug(text, setup.kind.__name__, reason_of(error))
-            if len(chunk) >= FEWEST:
-                refused.add(setup.kind)
+            getLogger("task").log(rows.level, text, kind.__name__, reason_of(error))
+            if len(chunk) >= rows.least:
+                refused.add((rows, kind))
             break
         del alike[: len(chunk)]
         answered = zip(chunk, answers, strict=True)
@@ -176,7 +175,7 @@ def evaluate_rows(
     # After an error, clients are evaluated one by one, and each reports its own.
     with contextlib.suppress(Exception):
         first = next(iter(nodes.values()))
-        config = check_config(first.message.content[keys.CONFIG])
+        config = check_config(first.config)
         client = build_client(first.context, first.setup, config)
         task = client.task
         if task.metrics or task.validation_examples or not client.model.is_layered:
@@ -195,7 +194,7 @@ def _alike(asked: Sequence[Asked], inherited: Sequence[str]) -> dict[int, Asked]
 
     The clients' class must inherit the methods of these names from `Client`.
     """
-    setup, message, _ = asked[0]
+    setup, message, _, config = asked[0]
     kind, first = setup.kind, entries_of(message.content)
     # The initial values of personal arrays may depend on the received ones.
     may_differ = inherited is STEPS and not kind.personal
@@ -211,7 +210,8 @@ def _alike(asked: Sequence[Asked], inherited: Sequence[str]) -> dict[int, Asked]
         return {}
     if setup.device.dp_noise or setup.device.upload_compressor != NONE:
         return {}
-    common = _common(check_config(first[keys.CONFIG]))
+    check_config(config)
+    common = _common(config)
 
     def fits(each: Asked) -> bool:
         content = entries_of(each.message.content)
@@ -304,9 +304,20 @@ class Rows:
         Whether to refuse models that are faster one by one.
     """
 
+    # Whether chunks of clients are answered in turn, the level of the line that says
+    # why clients are answered one by one, and the fewest of which it is final.
+    in_chunks, level, least = True, DEBUG, FEWEST
+
+    @staticmethod
+    def joining(asked: Sequence[Asked]) -> dict[int, Asked]:
+        """Return the messages that can be answered together, by their positions."""
+        # Class weights depend on a client's examples.
+        weights = getattr(asked[0].setup.algorithm, "class_weights", "")
+        return {} if weights == "balanced" else _alike(asked, STEPS)
+
     def __init__(self, asked: Sequence[Asked], only_if_faster: bool) -> None:
-        setup, message, context = asked[0]
-        config = check_config(message.content[keys.CONFIG])
+        setup, message, context, sent = asked[0]
+        config = check_config(sent)
         self._asked, self._only_if_faster = asked, only_if_faster
         self._client = client = build_client(context, setup, config)
         client.settings = self.settings = setup.in_round(client.settings, config)

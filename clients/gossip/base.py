@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
-from flwr.app import Message
 from flwr.common import NDArrays, log
 from torch import Tensor
 
@@ -225,11 +224,10 @@ class Node(GraphClient):
         self.rate = self.settings.rate()
 
     @staticmethod
-    def fit_nodes(*arguments: Any) -> dict[int, Message]:
-        """Answer training messages of several nodes, as `together.fit_nodes`."""
-        from flwr_frl.clients.gossip.together import fit_nodes
+    def _rows() -> Any:
+        from flwr_frl.clients.gossip.together import Nodes
 
-        return fit_nodes(*arguments)
+        return Nodes
 
     # Methods that an algorithm defines.
 

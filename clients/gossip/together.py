@@ -6,29 +6,23 @@ Nodes that cannot join, for example after an absence, are answered one by one.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from logging import getLogger
+from logging import WARNING
 from typing import Any, NamedTuple, cast
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
 from flwr_frl.clients.base import Config
 from flwr_frl.clients.device import state as versions
 from flwr_frl.clients.device.codec import pack_metrics
 from flwr_frl.clients.device.groups import Arrays, Tensors, to_numpy
-from flwr_frl.clients.device.setup import (
-    SIMULATED,
-    Setup,
-    build_client,
-    client_name,
-    partition_id,
-    torch_seed,
-)
+from flwr_frl.clients.device.rows import Asked
+from flwr_frl.clients.device.setup import SIMULATED, build_client, torch_seed
 from flwr_frl.clients.gossip.base import COLUMNS, VECTORS, Gradients, Node, Relayed
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import entries_of, fill, memory_record, reply_with
+from flwr_frl.common.arrays import fill, memory_record, reply_with
 from flwr_frl.common.run_cache import run_cache, run_object
 from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.base import Task
@@ -37,73 +31,12 @@ from flwr_frl.task.examples import Batch
 from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training.captured import called
-from flwr_frl.task.training.cohort import CohortLimit, RefusedKeys
+from flwr_frl.task.training.cohort import CohortLimit
 from flwr_frl.task.training.local_training import fewest
 from flwr_frl.task.training.stacked import Objective, PooledExamples
 
 # Rows of the matrices, and their batches.
 Group = tuple[Any, list[Batch]]
-
-
-def fit_nodes(
-    setup: Setup,
-    messages: Sequence[Message],
-    contexts: Sequence[Context],
-    only_if_faster: bool,
-) -> dict[int, Message]:
-    """Answer training messages of nodes, as far as they can run as rows of matrices.
-
-    Parameters
-    ----------
-    setup : Setup
-        The settings, the same for all nodes but for the name and the partition.
-    messages : sequence of Message
-        Training messages of one round.
-    contexts : sequence of Context
-        The contexts of their nodes.
-    only_if_faster : bool
-        Whether models that are not faster together are answered one by one.
-
-    Returns
-    -------
-    dict of int to Message
-        Replies, by the index of the message. Messages without a reply must be answered
-        one by one; their nodes' states are unchanged.
-    """
-    refused, key = run_object(RefusedKeys), (Nodes, setup.kind)
-    if setup.states is not None or setup.device.dp_noise or key in refused:
-        return {}
-    pairs = enumerate(zip(messages, contexts, strict=True))
-    joining = [i for i, pair in pairs if _joins(*pair)]
-    if len(joining) < 2:
-        return {}
-    limit, halved = run_object(CohortLimit), False
-    try:
-        of_nodes = [messages[i] for i in joining], [contexts[i] for i in joining]
-        nodes = Nodes(setup, *of_nodes)
-        if nodes.can_run(only_if_faster):
-            return dict(zip(joining, nodes.fit(), strict=True))
-    # Answered one by one, the nodes that diverge report it.
-    except TrainingDivergedError:
-        pass
-    # torch raises exceptions of many types for what it cannot batch. Answered one by
-    # one, nodes whose examples cannot be read report it.
-    except Exception as error:
-        halved = limit.halve(nodes.most, error)
-        if not halved:
-            reason = " ".join(str(error).split())[:200] or type(error).__name__
-            refused.add(key)
-            getLogger("task").warning("nodes are trained one by one: %s", reason)
-    return fit_nodes(setup, messages, contexts, only_if_faster) if halved else {}
-
-
-def _joins(message: Message, context: Context) -> bool:
-    """Return whether a node can run as a row: it has not missed the last round."""
-    config = entries_of(message.content.get(keys.CONFIG, ConfigRecord()))
-    last = config.get(keys.ACKNOWLEDGED_ROUND)
-    is_saved = not last or f"{versions.PREFIX}{last!r}" in context.state
-    is_current = last is not None and last == config.get(keys.EXCHANGED_ROUND)
-    return is_saved and is_current and context.node_config.keys() == SIMULATED
 
 
 @run_cache(maxsize=1)
@@ -196,52 +129,69 @@ class Nodes:
 
     Parameters
     ----------
-    setup : Setup
-        Their settings.
-    messages, contexts : sequence
-        Training messages, and the contexts of their nodes.
+    asked : sequence of Asked
+        Their training messages.
+    only_if_faster : bool
+        Whether models that are not faster together are answered one by one.
     """
 
-    def __init__(
-        self, setup: Setup, messages: Sequence[Message], contexts: Sequence[Context]
-    ) -> None:
-        self.setup, self.messages, self.contexts = setup, messages, contexts
-        self.configs = [entries_of(m.content[keys.CONFIG]) for m in messages]
-        self.round = int(self.configs[0][keys.SERVER_ROUND])
-        self.client = cast(Node, build_client(contexts[0], setup, self.configs[0]))
-        # The examples; `can_run` gathers them.
-        self.pool: PooledExamples
+    in_chunks, level, least = False, WARNING, 2
+
+    @staticmethod
+    def joining(asked: Sequence[Asked]) -> dict[int, Asked]:
+        """Return the messages to nodes that have not missed the last round."""
+        setup, joining = asked[0].setup, dict[int, Asked]()
+        if setup.states is not None or setup.device.dp_noise:
+            return joining
+        for i, each in enumerate(asked):
+            last = each.config.get(keys.ACKNOWLEDGED_ROUND)
+            is_current = last is not None and last == each.config[keys.EXCHANGED_ROUND]
+            is_saved = not last or f"{versions.PREFIX}{last!r}" in each.context.state
+            if is_current and is_saved and each.context.node_config.keys() == SIMULATED:
+                joining[i] = each
+        return joining
+
+    def __init__(self, asked: Sequence[Asked], only_if_faster: bool) -> None:
+        self.asked, self.only_if_faster = asked, only_if_faster
+        self.setup, _, context, config = asked[0]
+        self.round = int(config[keys.SERVER_ROUND])
+        self.client = cast(Node, build_client(context, self.setup, config))
+        indices = tuple(each.setup.partition for each in asked)
+        # The examples; None if they cannot be drawn together.
+        self.pool: Any = pooled(self.client.task, indices, self.client._device)
 
     @property
     def most(self) -> int:
         """Most nodes whose gradients are computed at once."""
-        cohort, count = self.setup.device.cohort, len(self.messages)
+        cohort, count = self.setup.device.cohort, len(self.asked)
         chosen = count if cohort == "auto" else min(count, int(cohort))
         return min(chosen, run_object(CohortLimit).most)
 
-    def can_run(self, only_if_faster: bool) -> bool:
+    def can_run(self) -> bool:
         """Return whether these nodes can train together and, if asked, are faster."""
         client, model = self.client, self.client.model
         # Buffers, such as batch statistics, would need separate matrices.
         if client.task.initial_state.keys() - {*client.flat.names}:
             return False
-        indices = tuple(partition_id(context.node_config) for context in self.contexts)
-        pool = pooled(client.task, indices, client._device)
-        if pool is None or frozen_tensors(model):
+        if self.pool is None or frozen_tensors(model):
             return False
-        self.pool, first = pool, pool.sets[0]
-        least = fewest(model, first.inputs[:1].numel()) if only_if_faster else 2
-        if least is None or len(self.messages) < least:
+        first = self.pool.sets[0]
+        size = first.inputs[:1].numel()
+        least = fewest(model, size) if self.only_if_faster else 2
+        if least is None or len(self.asked) < least:
             return False
         return model.can_be_stacked(lambda: first.first(2))
 
-    def fit(self) -> list[Message]:
-        """Run one round as `Node.fit`."""
-        client, last = self.client, int(self.configs[0][keys.ACKNOWLEDGED_ROUND])
-        states = [context.state for context in self.contexts]
+    def fit(self) -> Sequence[Message | None]:
+        """Run one round as `Node.fit`; None for nodes that cannot run together."""
+        if not self.can_run():
+            return [None] * len(self.asked)
+        client, configs = self.client, [each.config for each in self.asked]
+        states = [each.context.state for each in self.asked]
+        last = int(configs[0][keys.ACKNOWLEDGED_ROUND])
         flat, client.x, client.saved, sent = gather(client, states, last)
-        relayed = [Relayed(*(c.get(n, ()) for n in COLUMNS)) for c in self.configs]
-        refused = client.exchange(relayed, self.configs, sent)
+        relayed = [Relayed(*(c.get(n, ()) for n in COLUMNS)) for c in configs]
+        refused = client.exchange(relayed, configs, sent)
         seeds, orders = self.draw()
         total, steps = client.iterate(self.round, self.gradients(orders))
         losses = (total / steps).tolist()
@@ -266,7 +216,7 @@ class Nodes:
         count = self.pool.sizes[i]
         records = fill(RecordDict(), {keys.ARRAYS: ArrayRecord()})
         pack_metrics(self.client, count, metrics, records)
-        return reply_with(records, self.messages[i])
+        return reply_with(records, self.asked[i].message)
 
     def draw(self) -> tuple[list[int], list[Group]]:
         """Return a seed for each node, and the batches of groups of nodes.
@@ -277,8 +227,8 @@ class Nodes:
         client, sizes = self.client, self.pool.sizes
         run, times = int(self.setup.run["seed"]), client.settings.local_steps
         seeds, drawn = list[int](), list[Tensor]()
-        for context, count in zip(self.contexts, sizes, strict=True):
-            seeds.append(torch_seed(client_name(context.node_config), run, self.round))
+        for each, count in zip(self.asked, sizes, strict=True):
+            seeds.append(torch_seed(each.setup.name, run, self.round))
             seed(seeds[-1])
             drawn += [torch.randperm(count) for _ in range(times)]
         order, lengths = torch.cat(drawn), torch.tensor(sizes).repeat_interleave(times)

@@ -501,7 +501,7 @@ def personalize(
         refuse_links("checkpoint", directory.parent, directory)
     client = run.client(task, index, client_name)
     heads = {name.rpartition("/")[2] for name in run.heads}
-    alone = [client._group_of(name) for name in client.received if name in heads]
+    alone = [client._group_of(task, name) for name in client.received if name in heads]
     groups = (*deployed_groups(run.kind), *alone)
     allowed = "one with personal parameters; else use flwr_frl.predict --data-dir"
     require(len(groups) > 0, "algorithm", algorithm, allowed)
