@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from functools import partial
 from logging import DEBUG, getLogger
 from math import nan, prod
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
 import torch
@@ -273,6 +273,19 @@ class _OnRows(torch.autograd.Function):
         return function(rows), 0
 
 
+class _Seeded(RngContext):
+    """The random numbers of a client, which begin with its seed."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first = first
+
+    def __enter__(self) -> Self:
+        if self.state is None:
+            seed(self.first)
+        return super().__enter__()
+
+
 class RowModel:
     """The arrays of the clients' models, as `Client.update` uses them."""
 
@@ -331,9 +344,9 @@ class Rows:
         run, server_round = int(setup.run["seed"]), config.get(keys.SERVER_ROUND, 0)
         for each in asked:
             index = each.setup.partition
-            self._streams.append(RngContext())
-            with self._streams[-1]:
-                seed(torch_seed(each.setup.name, run, server_round))
+            self._streams.append(
+                _Seeded(torch_seed(each.setup.name, run, server_round))
+            )
             check_examples(client.task, index, each.config.get(keys.EXAMPLES))
             self._examples.append(train_examples(client.task, index))
             if client.personal:
@@ -450,8 +463,7 @@ class Rows:
         fewest = call.fewest if self._only_if_faster else 2
         if call.key is None or fewest is None or len(self._examples) < fewest:
             raise CannotBeRowsError("they are too few, or their model is too large")
-        model = call.model
-        sets = [self._like(call.examples, examples) for examples in self._examples]
+        model, sets = call.model, self._sets_like(call.examples)
         freeze(model, call.part)
         if call.epochs:
             sets = [trainable_examples(model, each, call.sgd) for each in sets]
@@ -466,13 +478,16 @@ class Rows:
         losses = [nan if isinstance(loss, Exception) else loss for loss in rows]
         return torch.tensor(losses, dtype=torch.float64)
 
-    def _like(self, first: ExampleSet, examples: ExampleSet) -> ExampleSet:
-        """Return a client's examples as those of the first client are used."""
-        if examples.augment and not first.augment:
-            examples = examples.without_augmentation()
-        if examples.form != first.form or examples.unlabelled is not None:
-            raise CannotBeRowsError("their examples differ in form")
-        return examples.on(self._client._device)
+    def _sets_like(self, first: ExampleSet) -> list[ExampleSet]:
+        """Return the clients' examples as those of the first client are used."""
+        sets, form, device = list[ExampleSet](), first.form, self._client._device
+        for examples in self._examples:
+            if examples.augment and not first.augment:
+                examples = examples.without_augmentation()
+            if examples.form != form or examples.unlabelled is not None:
+                raise CannotBeRowsError("their examples differ in form")
+            sets.append(examples.on(device))
+        return sets
 
     @torch.no_grad()
     def _features(
