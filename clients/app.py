@@ -83,6 +83,10 @@ class App(ClientApp):
         use(setup.device.device)
         return setup, config
 
+    def client(self, message: Message, context: Context) -> Client:
+        """Return the client that a message is for."""
+        return build_client(context, *self.read_message(message, context))
+
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message; running out of memory raises a one-line error."""
         begin_run(self.command)
@@ -189,12 +193,6 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
     """
     app = App(run_config, mods)
 
-    def open_message(
-        message: Message, context: Context
-    ) -> tuple[Setup, Client, Config]:
-        setup, config = app.read_message(message, context)
-        return setup, build_client(context, setup, config), config
-
     app.train("secure")(answer)
 
     @app.train(mods=list(mods))
@@ -202,7 +200,8 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         is_secure = SECURE in message.content
         if is_secure or "secure-aggregation" in context.node_config:
             check_message(message, context)
-        setup, client, config = open_message(message, context)
+        setup, config = app.read_message(message, context)
+        client = build_client(context, setup, config)
         client.settings = setup.in_round(client.settings, config)
         result = client.fit(unpack(message, client), config)
         reply = reply_with(pack(message, client, result), message)
@@ -212,13 +211,14 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
-        _, client, config = open_message(message, context)
-        result = client.evaluate(unpack(message, client), config)
+        client = app.client(message, context)
+        result = client.evaluate(unpack(message, client), client.config)
         return evaluation_reply(message, client, result)
 
     @app.evaluate(keys.NEWCOMER)
     def newcomer(message: Message, context: Context) -> Message:
-        setup, client, config = open_message(message, context)
+        setup, config = app.read_message(message, context)
+        client = build_client(context, setup, config)
         arrays, seed = unpack(message, client), int(setup.run["seed"])
         # The share of the training examples that is used.
         share = float(config.get(keys.SHARE, 1.0))
@@ -257,15 +257,16 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
 
     @app.query(keys.INITIAL_ARRAYS)
     def query_arrays(message: Message, context: Context) -> Message:
-        _, client, config = open_message(message, context)
+        client = app.client(message, context)
         names = array_names(client, client.shared)
-        arrays = client.get_parameters(config)
+        arrays = client.get_parameters(client.config)
         return arrays_reply(message, dict(zip(names, arrays, strict=True)))
 
     @app.query(keys.STATISTICS)
     def query_statistics(message: Message, context: Context) -> Message:
         check_message(message, context)
-        _, client, config = open_message(message, context)
+        client = app.client(message, context)
+        config = client.config
         if keys.ARRAYS in message.content:
             client._receive(unpack(message, client), config)
         # Only clients whose strategies query statistics define this method.

@@ -121,10 +121,10 @@ def fit_rows(
             answers = rows([*chunk.values()], only_if_faster).fit()
         except ResourceError:
             raise
+        # One by one, each client reports its own error.
         except TrainingDivergedError:
             break
-        # Code of algorithms raises any exception. One by one, each client reports its
-        # own.
+        # Code of algorithms raises any exception.
         except Exception as error:
             if limit.halve(most, error):
                 continue

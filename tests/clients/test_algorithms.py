@@ -11,7 +11,6 @@ from client_messages import new_context
 from flwr.app import Context
 from refusals import code_of
 
-from flwr_frl.clients import FedAvgFTClient
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedavg import FedAvgClient
@@ -25,7 +24,7 @@ HEAD_EPOCHS, REPRESENTATION_EPOCHS = 4, 3
 RATE, MOMENTUM, DECAY = 0.05, 0.6, 0.03
 TRAINING = {"learning-rate": RATE, "momentum": MOMENTUM, "weight-decay": DECAY}
 EPOCHS = {"head-epochs": HEAD_EPOCHS, "representation-epochs": REPRESENTATION_EPOCHS}
-EPOCHS |= {"finetune-epochs": 5, "batch-size": 100}
+EPOCHS |= {"batch-size": 100}
 SETTINGS = resolve({"task": "linear", **EPOCHS, **TRAINING})
 TASK = LinearTask(dimension=4, rank=2, samples=9, num_clients=3)
 
@@ -198,18 +197,3 @@ def test_a_personal_head_may_be_fitted_only_for_the_test():
     # A global method has no personal head.
     other = client_of(FedAvgClient, settings=settings)
     assert code_of(other.get_properties, {}) == "head-epochs-before-test"
-
-
-def test_fine_tuning_trains_the_head_only_for_the_test():
-    context = new_context()
-    b, w = initial()
-    sent = as_sent(b, w)
-    _, tuned, _ = numpy_train(b, w, 1, 5, "w")
-    for _ in range(2):
-        client = client_of(FedAvgFTClient, context)
-        loss, _, metrics = client.evaluate(sent, {"server-round": 3})
-        # Both evaluations agree: nothing is saved, and sent arrays are unchanged.
-        assert loss == pytest.approx(expected_loss(b, tuned, 1), rel=1e-4)
-        assert metrics == {}
-    assert len(context.state) == 0
-    assert_near(sent[1], w)

@@ -51,13 +51,11 @@ def test_schedules_match_hand_computed_values(schedule, expected):
     assert {t: schedule(t) for t in expected} == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("text", INVALID_RATES)
-def test_invalid_learning_rates_are_rejected(text):
-    with pytest.raises(ValueError):  # noqa: PT011
-        learning_rate(text)
-
-
-@pytest.mark.parametrize("text", INVALID_TRIGGERS)
-def test_invalid_triggers_are_rejected(text):
-    with pytest.raises(ValueError):  # noqa: PT011
-        threshold(text)
+@pytest.mark.parametrize(
+    ("schedule", "texts"),
+    [(learning_rate, INVALID_RATES), (threshold, INVALID_TRIGGERS)],
+)
+def test_invalid_schedules_are_rejected(schedule, texts):
+    for text in texts:
+        with pytest.raises(ValueError):  # noqa: PT011
+            schedule(text)
