@@ -161,7 +161,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     if namespace.command == "compare":
         return _compare(namespace, overrides)
     # Loads torch and Flower, which `--list` and `--help` do without.
-    from flwr_frl.commands import execute
+    from flwr_frl.running import execute
 
     try:
         return execute(namespace, overrides)

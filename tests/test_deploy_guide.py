@@ -23,11 +23,6 @@ def guide() -> str:
     return (DEPLOY / "README.md").read_text()
 
 
-def test_links_of_the_guide_exist():
-    for link in re.findall(r"\]\((?!http)([^)#]+)\)", guide()):
-        assert (DEPLOY / link).exists(), link
-
-
 def test_the_guide_s_settings_exist_with_and_without_containers():
     runs = re.findall(
         r"--run-config '(algorithm.*?|\s+algorithm.*?)'\n", guide(), re.DOTALL

@@ -17,9 +17,11 @@ from flwr_frl.running import check
 from flwr_frl.strategies.algorithms import ALGORITHMS
 
 
-def test_the_page_of_settings_is_current():
+def test_the_page_of_settings_and_pyproject_are_current():
     written = settings_page.PAGE.read_text(encoding="utf-8")
     assert written == settings_page.page(), "run `python -m docs.settings`"
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert text == settings_page.with_settings(text)
 
 
 PAGES = [

@@ -186,8 +186,6 @@ class Tracking:
 
     def __init__(self, settings: Settings) -> None:
         self.name, self.uri = str(settings["tracker"]), str(settings["tracker-uri"])
-        named = bool(self.name) or not self.uri
-        require(named, "tracker-uri", self.uri, "empty without a tracker")
         self._class = _tracker_class(self.name) if self.name else None
         self._tracker: Tracker | None = None
 

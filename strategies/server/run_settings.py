@@ -100,7 +100,9 @@ class RunSettings(Checked):
     keep_best: bool = setting(False, may_differ="always")
     resume: PathText = setting("", form="a directory", may_differ="always")
     tracker: str = setting("", form="a name or import path", may_differ="always")
-    tracker_uri: str = setting("", form="an address", may_differ="always")
+    tracker_uri: str = setting(
+        "", form="an address", may_differ="always", unused_if={"tracker": ("",)}
+    )
     page: int = setting(0, ge=0, le=65_535, may_differ="always")
 
     def check_validation(self, settings: Settings) -> None:

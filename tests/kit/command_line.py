@@ -11,9 +11,9 @@ from refusals import refusal
 
 from flwr_frl import cli
 from flwr_frl.cli import parse
-from flwr_frl.commands import execute
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import read_rows
+from flwr_frl.running import execute
 
 ROOT = Path(__file__).parents[2]
 # Algorithms with personal parameters, and settings for quick rounds

@@ -3,17 +3,8 @@
 import shutil
 
 import numpy as np
-import pictures
 import pytest
-from animals import (
-    CLASSES,
-    accuracy,
-    of_device,
-    reported,
-    settings_of,
-    train_on,
-    write_images,
-)
+from animals import CLASSES, accuracy, of_device, reported, settings_of, write_images
 from PIL import Image
 from refusals import assert_says, code_of
 from safetensors.numpy import load_file
@@ -74,21 +65,6 @@ def test_devices_have_their_own_classes(devices, folders):
             sent = shared[f"arrays/representation.{part}"]
             np.testing.assert_array_equal(value.numpy(), sent)
     assert 0.5 < np.mean(list(expected.values())) <= 1
-
-
-def test_devices_whose_images_do_not_fit_are_refused(folders, tmp_path, caplog):
-    shapes = {"grey": (8, 8), "large": (16, 16, 3)}
-    for name, shape in shapes.items():
-        for part in ("train", "test"):
-            pixels = np.zeros(shape, np.uint8)
-            pictures.write_images(tmp_path / name / part / "ant", [pixels])
-    settings = settings_of(tmp_path, algorithm="fedrep")
-    places = {name: tmp_path / name for name in shapes}
-    places |= {name: folders / name for name in CLASSES}
-    assert list(reported(train_on(places, settings, tmp_path))) == ["anna", "bob"]
-    lines = {r.getMessage() for r in caplog.records if "takes no part" in r.message}
-    for name, why in (("grey", "channels"), ("large", "height")):
-        assert [why in line for line in lines if f"client {name} " in line] == [True]
 
 
 def test_prediction_ignores_unacknowledged_versions_and_changes_no_file(

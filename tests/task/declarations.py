@@ -1,12 +1,9 @@
 """Classes and functions that declare settings."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 from flwr_frl.common.settings import Checked, setting
-
-PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 
 RATE, COUNT = setting(gt=0, le=1), setting(ge=1)
 
