@@ -59,6 +59,8 @@ class BaseTask(ABC):
     column_statistics: Sequence[float] = ()
     # Remarks on how the task was set up, for the user.
     notes: tuple[str, ...] = ()
+    # Settings without effect on this task, each with the reason.
+    unused_settings: Mapping[str, str] = MappingProxyType({})
     metrics: Mapping[str, Metric] = MappingProxyType({})
     loss: Loss
     classes: tuple[str, ...]
@@ -70,11 +72,6 @@ class BaseTask(ABC):
     conformal: Conformal | None = None
     # Unit of targets that are numbers.
     unit: float = 1.0
-
-    @property
-    def unused_settings(self) -> Mapping[str, str]:
-        """Settings without effect on this task, each with the reason."""
-        return {}
 
     @abstractmethod
     def initial_model(self) -> SplitModel:

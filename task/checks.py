@@ -180,14 +180,16 @@ def check_finite(name: str, values: Tensor) -> None:
 def check_range(task: "Task", targets: Tensor, count: int) -> None:
     """Raise `SettingsError` if an integer target is none of ``count`` classes.
 
-    A count of 0 allows all. Cross-entropy ignores the target -100, and a custom loss
-    may ignore all below 0.
+    A count of 0 allows all. Cross-entropy ignores the target -100, but not all targets
+    of an example, whose loss would be NaN. A custom loss may ignore all below 0.
     """
     if not count or targets.is_floating_point():
         return
     wrong = targets >= count
     if task.loss is nn.functional.cross_entropy:
-        wrong |= (targets < 0) & (targets != IGNORED)
+        rows = targets.reshape(len(targets), -1)
+        ignored = (rows == IGNORED) & (rows != IGNORED).any(1, keepdim=True)
+        wrong |= (targets < 0) & ~ignored.view_as(targets)
     if wrong.any():
         first = tuple(wrong.nonzero()[0].tolist())
         raise SettingsError(

@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Self, cast
 
 import numpy as np
@@ -204,19 +203,6 @@ class ExampleSet:
         """Size of all examples in bytes."""
         return len(self) * self.inputs[:1].nbytes + self.targets.nbytes
 
-    @cached_property
-    def unlabelled(self) -> Tensor | None:
-        """Mask of the examples whose targets are all ignored by cross-entropy.
-
-        bool of shape (n,), on the CPU; None if there are no such examples. The mean
-        loss of a batch that consists of such examples is NaN, so training skips it.
-        """
-        if self.targets.is_floating_point():
-            return None
-        ignored = (self.targets == IGNORED).cpu()
-        mask = ignored.flatten(1).all(1) if ignored.ndim > 1 else ignored
-        return mask if mask.any() else None
-
     def on(self, device: torch.device) -> Self:
         """Return the same examples, with each batch moved to a device."""
         if device == self.place:
@@ -250,8 +236,7 @@ class ExampleSet:
             Examples per batch; the last batch may be smaller.
         shuffle : bool, default False
             Yield batches for training: shuffled with torch's CPU generator wherever
-            the examples are, augmented if ``augment`` is set, and without a batch
-            whose examples are all `unlabelled`.
+            the examples are, and augmented if ``augment`` is set.
 
         Yields
         ------
@@ -263,16 +248,14 @@ class ExampleSet:
         """
         for inputs, targets in self.chunks(batch_size, shuffle):
             for i in range(0, len(targets), batch_size):
-                batch = inputs[i : i + batch_size], targets[i : i + batch_size]
-                if not (shuffle and self._is_unlabelled(batch[1])):
-                    yield batch
+                yield inputs[i : i + batch_size], targets[i : i + batch_size]
 
     def stream(self, batch_size: int) -> Iterator[Batch]:
         """Yield shuffled batches as `batches`, epoch after epoch without end.
 
-        Without examples, or if all are `unlabelled`, nothing is yielded.
+        Without examples, nothing is yielded.
         """
-        while len(self) and not (self.unlabelled is not None and self.unlabelled.all()):
+        while len(self):
             yield from self.batches(batch_size, shuffle=True)
 
     def chunks(self, batch_size: int, shuffle: bool = False) -> Iterator[Batch]:
@@ -313,20 +296,15 @@ class ExampleSet:
         Returns
         -------
         tuple of Tensor or None
-            Inputs and targets as in `batches`; None if all are `unlabelled`, or there
-            are no examples.
+            Inputs and targets as in `batches`; None without examples.
         """
         if len(self) == 0:
             return None
-        batch = self._prepared(torch.randperm(len(self))[:batch_size], self.augment)
-        return None if self._is_unlabelled(batch[1]) else batch
+        return self._prepared(torch.randperm(len(self))[:batch_size], self.augment)
 
     def chosen(self, mask: Tensor) -> Batch:
         """Return the examples of a CPU mask, augmented if ``augment`` is set."""
         return self._prepared(mask.nonzero().flatten(), self.augment)
-
-    def _is_unlabelled(self, targets: Tensor) -> bool:
-        return self.unlabelled is not None and not count_targets(targets)
 
     def _prepared(self, chosen: Tensor, augment: bool) -> Batch:
         rows = chosen if self.rows is None else self.rows[chosen.to(self.rows.device)]

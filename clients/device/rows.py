@@ -484,7 +484,7 @@ class Rows:
         for examples in self._examples:
             if examples.augment and not first.augment:
                 examples = examples.without_augmentation()
-            if examples.form != form or examples.unlabelled is not None:
+            if examples.form != form:
                 raise CannotBeRowsError("their examples differ in form")
             sets.append(examples.on(device))
         return sets

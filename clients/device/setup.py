@@ -335,7 +335,7 @@ def properties_of(context: Context, setup: Setup, config: Config) -> Config:
     for note in getattr(client.task, "notes", ()):
         log(WARNING, "%s", note)
     ignored = unread(context.node_config, type(client))
-    if not reads_data_dir(client.task, str(setup.run["task"])):
+    if not reads_data_dir(str(setup.run["task"])):
         ignored += [name for name in context.node_config if name == "data-dir"]
     for name in ignored:
         log(WARNING, "%s in the node config is not read", name)

@@ -421,7 +421,7 @@ class Node(GraphClient):
     def gradients(self) -> Iterator[Gradients]:
         """Yield this node's gradients on batches drawn from all of its examples.
 
-        It is None for batches whose targets are all ignored, and without examples.
+        It is None without examples.
         """
         given = train_examples(self.task, self._index)
         examples = trainable_examples(self.model, given, self.settings)

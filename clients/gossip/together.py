@@ -45,7 +45,7 @@ def pooled(
 ) -> PooledExamples | None:
     """Return the examples of nodes; None if they cannot be drawn together."""
     sets = [train_examples(task, i).on(device) for i in indices]
-    plain = all(len(e) and not e.augment and e.unlabelled is None for e in sets)
+    plain = all(len(e) and not e.augment for e in sets)
     return PooledExamples(sets) if plain else None
 
 

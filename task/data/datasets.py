@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ from flwr_frl.common.settings import (
     setting,
     unknown,
 )
+from flwr_frl.task.names import DOWNLOADED, TASKS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -76,6 +77,9 @@ ARRAYS_FORM = (
 LAYOUT = "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
 
 EmnistSplit = Literal["balanced", "letters", "digits", "mnist", "byclass", "bymerge"]
+# The tasks with which the settings of EMNIST and of image folders have no effect.
+NOT_EMNIST = {"task": tuple(name for name in TASKS if name != "emnist")}
+NO_FOLDER = {"task": ("digits", "arrays", "linear-table", *DOWNLOADED)}
 
 
 @dataclass(frozen=True)
@@ -112,8 +116,8 @@ class DataSettings(Checked):
     )
     num_classes: int = setting(0, ge=0)
     classes: str = setting("", form="names, separated by commas", safe=True)
-    emnist_split: EmnistSplit = setting("balanced")
-    image_size: int = setting(0, ge=0, le=4096)
+    emnist_split: EmnistSplit = setting("balanced", unused_if=NOT_EMNIST)
+    image_size: int = setting(0, ge=0, le=4096, unused_if=NO_FOLDER)
 
 
 @dataclass(frozen=True)
@@ -438,7 +442,7 @@ def load_dataset(name: str, settings: DataSettings) -> Dataset:
     SettingsError
         If the data is missing, empty or unreadable, or the cache cannot be written.
     """
-    return load(*SOURCES[name].find(settings), settings)
+    return load(*SOURCES[name](settings), settings)
 
 
 def _digits(_: DataSettings) -> tuple[str, Read]:
@@ -606,29 +610,14 @@ def _check(valid: bool) -> None:
         raise ValueError("its arrays do not fit")
 
 
-class Source(NamedTuple):
-    """Where a data set is from.
-
-    Parameters
-    ----------
-    find : callable
-        Returns the key of the data set, and a function that reads it.
-    settings : tuple of str
-        The `DataSettings` that it reads, besides those that all do.
-    """
-
-    find: Callable[[DataSettings], tuple[str, Read]]
-    settings: tuple[str, ...] = ("data-dir",)
-
-
-FOLDER = Source(image_folder, ("data-dir", "classes", "image-size"))
-SOURCES = {
-    "digits": Source(_digits, ()),
-    "mnist": Source(partial(_torchvision, "MNIST")),
-    "emnist": Source(partial(_torchvision, "EMNIST"), ("data-dir", "emnist-split")),
-    "femnist": FOLDER,
-    "cifar10": Source(partial(_torchvision, "CIFAR10")),
-    "cifar100": Source(partial(_torchvision, "CIFAR100")),
-    "image-folder": FOLDER,
-    "arrays": Source(array_files),
+# For each data set, a function that returns its key, and a function that reads it.
+SOURCES: dict[str, Callable[[DataSettings], tuple[str, Read]]] = {
+    "digits": _digits,
+    "mnist": partial(_torchvision, "MNIST"),
+    "emnist": partial(_torchvision, "EMNIST"),
+    "femnist": image_folder,
+    "cifar10": partial(_torchvision, "CIFAR10"),
+    "cifar100": partial(_torchvision, "CIFAR100"),
+    "image-folder": image_folder,
+    "arrays": array_files,
 }

@@ -181,16 +181,20 @@ def clustered(
     return iid(classes, clients, s, rng)
 
 
-# Each function with the names of the settings that it reads.
-PARTITIONS: dict[str, tuple[Callable[..., Proportions], tuple[str, ...]]] = {
-    "shards": (shards, ("classes_per_client",)),
-    "distinct-shards": (distinct_shards, ("classes_per_client",)),
-    "dirichlet": (dirichlet, ("dirichlet_alpha",)),
-    "log-normal": (log_normal, ("classes_per_client", "size_sigma")),
-    "class-groups": (class_groups, ()),
-    "iid": (iid, ()),
-    CLUSTERED: (clustered, ("label_groups",)),
+PARTITIONS: dict[str, Callable[..., Proportions]] = {
+    "shards": shards,
+    "distinct-shards": distinct_shards,
+    "dirichlet": dirichlet,
+    "log-normal": log_normal,
+    "class-groups": class_groups,
+    "iid": iid,
+    CLUSTERED: clustered,
 }
+
+
+def _without(*names: str) -> dict[str, tuple[str, ...]]:
+    """Return the partitions with which a setting of the named ones has no effect."""
+    return {"partition": tuple(name for name in PARTITIONS if name not in names)}
 
 
 PartitionName = Annotated[str, checked_by(lambda n: n in PARTITIONS or is_path(n))]
@@ -237,10 +241,12 @@ class PartitionSettings(Checked):
     partition: PartitionName = setting(
         "shards", form=f"{', '.join(PARTITIONS)} or package.module:function", code=True
     )
-    classes_per_client: int = setting(2, ge=1)
-    dirichlet_alpha: float = setting(0.5, gt=0)
-    size_sigma: float = setting(1.0, ge=0, le=100)
-    label_groups: int = setting(4, ge=1)
+    classes_per_client: int = setting(
+        2, ge=1, unused_if=_without("shards", "distinct-shards", "log-normal")
+    )
+    dirichlet_alpha: float = setting(0.5, gt=0, unused_if=_without("dirichlet"))
+    size_sigma: float = setting(1.0, ge=0, le=100, unused_if=_without("log-normal"))
+    label_groups: int = setting(4, ge=1, unused_if=_without(CLUSTERED))
     test_partition: Literal["same", "all"] = setting("same")
     client_examples: int = setting(0, ge=0)
     client_examples_spread: int = setting(0, ge=0)
@@ -257,20 +263,6 @@ class PartitionSettings(Checked):
         """
         is_clustered = self.partition == CLUSTERED
         return client * self.label_groups // num_clients if is_clustered else 0
-
-    def unused(self, is_split: bool) -> dict[str, str]:
-        """Return the settings that have no effect, and the reason.
-
-        If ``is_split``, the data comes split over its clients.
-        """
-        unused = {name for _, names in PARTITIONS.values() for name in names}
-        reason = f"partition {self.partition!r} does not use it"
-        if is_split:
-            unused.add("partition")
-            reason = "the data is already split over its clients"
-        elif self.partition in PARTITIONS:
-            unused.difference_update(PARTITIONS[self.partition][1])
-        return {name.replace("_", "-"): reason for name in sorted(unused)}
 
 
 def partition(
@@ -320,7 +312,7 @@ def partition(
         test = [part[part >= n] - n for part in rows]
     else:
         present, places = np.unique(labels, return_inverse=True)
-        proportions = PARTITIONS[name][0](len(present), num_clients, settings, rng)
+        proportions = PARTITIONS[name](len(present), num_clients, settings, rng)
         train = split(places[:n], proportions, rng)
         test = split(places[n:], proportions, rng)
     if settings.test_partition == "all":

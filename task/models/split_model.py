@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.overrides import TorchFunctionMode
 
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.devices import random_state, set_random_state
@@ -28,25 +27,20 @@ _HOOKS = (
 
 
 class Observed(NamedTuple):
-    """Side effects of a forward pass in training mode.
+    """A forward pass in training mode, as observed.
 
     Parameters
     ----------
-    random_parts : frozenset of str
-        Parts that draw random numbers; both if an embedding has a maximum norm.
-    has_padding : bool
-        True if an embedding has a padding index.
-    has_tensor_features : bool
-        True if the representation returns a tensor.
-    mixes_examples : bool
-        True if the representation has batch norms without running statistics: even in
-        evaluation mode, the features of an example depend on its batch.
+    is_stackable : bool
+        True if it draws no random numbers, and no embedding has a padding index or a
+        maximum norm.
+    has_fixed_features : bool
+        True if the features of an example are a tensor that depends on the example
+        only.
     """
 
-    random_parts: frozenset[str]
-    has_padding: bool
-    has_tensor_features: bool
-    mixes_examples: bool
+    is_stackable: bool
+    has_fixed_features: bool
 
 
 class SplitModel(nn.Module):
@@ -137,9 +131,7 @@ class SplitModel(nn.Module):
         return self.structure.num_values > LARGE
 
     def observed(self, inputs: Callable[[], Tensor]) -> Observed:
-        """Return the side effects of a forward pass in training mode; tried only once.
-
-        A custom forward may draw random numbers and embed with any function.
+        """Return facts about a forward pass in training mode, which is tried only once.
 
         Parameters
         ----------
@@ -151,47 +143,48 @@ class SplitModel(nn.Module):
         return self._observed
 
     def _observe(self, inputs: Tensor) -> Observed:
-        kinds, modules = nn.Embedding | nn.EmbeddingBag, self.structure.modules
-        if any(isinstance(m, kinds) and m.max_norm is not None for m in modules):
+        modules, kinds = self.structure.modules, nn.Embedding | nn.EmbeddingBag
+        embeddings = [m for m in modules if isinstance(m, kinds)]
+        if any(embedding.max_norm is not None for embedding in embeddings):
             # Such a forward pass shortens weights in place, so none is tried.
-            return Observed(frozenset(("representation", "head")), False, False, False)
+            return Observed(is_stackable=False, has_fixed_features=False)
         if len(inputs) == 1:
             # Norms without running statistics refuse a single example.
             inputs = torch.cat([inputs, inputs])
-        state, random_parts, embeddings = random_state(), set(), _Embeddings()
+        state = random_state()
         with on_trial(self):
             for module in self.train().modules():
                 # In evaluation mode norms accept one example and keep their statistics.
                 if isinstance(module, _NormBase):
                     module.eval()
-            for name in ("representation", "head"):
-                with embeddings:
-                    inputs = self.get_submodule(name)(inputs)
-                if name == "representation":
-                    has_tensor_features = isinstance(inputs, Tensor)
-                if not all(map(torch.equal, state, random_state())):
-                    random_parts.add(name)
-                    set_random_state(state)
-        mixes = any(map(uses_batch_statistics, self.representation.modules()))
-        padding, parts = embeddings.have_padding, frozenset(random_parts)
-        return Observed(parts, padding, has_tensor_features, mixes)
+            features = self.representation(inputs)
+            # In evaluation mode, too, some norms compute statistics of the batch.
+            has_fixed_features = (
+                isinstance(features, Tensor)
+                and all(map(torch.equal, state, random_state()))
+                and not any(map(uses_batch_statistics, self.representation.modules()))
+            )
+            self.head(features)
+            is_stackable = all(map(torch.equal, state, random_state()))
+        if any(embedding.padding_idx is not None for embedding in embeddings):
+            is_stackable = False
+        return Observed(is_stackable, has_fixed_features)
 
     def can_be_stacked(self, inputs: Callable[[], Tensor]) -> bool:
         """Return True if several models of this kind can be trained as one.
 
         Such models differ only in their `tensors`: they have no hooks, and no buffers
         outside of the state dict. They draw no random numbers, because stacked models
-        would draw other numbers than a single model. They have no `nn.Embedding` with
-        padding or a maximum norm, because for stacked models torch computes a wrong
-        gradient of the padding, and shortens the rows of copies.
+        would draw other numbers than a single model. They have no embedding with
+        padding or a maximum norm, because for stacked models some versions of torch
+        compute a wrong gradient of the padding, and all shorten the rows of copies.
         """
         modules, hidden = self.structure.modules, self.structure.hidden_buffers
         hooked = any(getattr(m, hooks) for m in modules for hooks in _HOOKS) or any(
             p._backward_hooks or p._post_accumulate_grad_hooks
             for p in self.structure.parameters.values()
         )
-        observed = self.observed(inputs)
-        return not (hooked or hidden or observed.random_parts or observed.has_padding)
+        return not (hooked or hidden) and self.observed(inputs).is_stackable
 
     def refuses_one(self, inputs: Tensor) -> bool:
         """Return True if batch norms cannot train on a single example, by a trial.
@@ -410,21 +403,6 @@ def on_trial(model: nn.Module) -> Iterator[None]:
                 # Expanded buffers cannot be written, and have not changed.
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
-
-
-class _Embeddings(TorchFunctionMode):
-    """Detects embeddings with padding, also those that are called as functions."""
-
-    have_padding = False
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        named = kwargs or {}
-        # torch passes all arguments except inputs and weights by name.
-        if func is nn.functional.embedding and named["padding_idx"] is not None:
-            self.have_padding = True
-        return func(*args, **named)
 
 
 def uses_batch_statistics(module: nn.Module) -> bool:

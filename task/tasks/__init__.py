@@ -22,6 +22,7 @@ from flwr_frl.task.data.datasets import SOURCES
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
 from flwr_frl.task.models.adapters import AdapterSettings, with_adapters
+from flwr_frl.task.names import GENERATED
 from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.tasks.linear import FromLinearTable, LinearTask, TransferTask
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup
@@ -127,10 +128,9 @@ def task_defaults(settings: Settings) -> dict[str, Setting]:
     )
 
 
-def reads_data_dir(task: Task, name: str) -> bool:
-    """Return whether a task, built by this name, reads its data from ``data-dir``."""
-    unused = "data-dir" in task.unused_settings
-    return "data-dir" in declared(task_maker(name)) and not unused
+def reads_data_dir(name: str) -> bool:
+    """Return whether the task of this name reads its data from ``data-dir``."""
+    return name not in GENERATED and "data-dir" in declared(task_maker(name))
 
 
 @run_cache(maxsize=16)

@@ -2,7 +2,6 @@
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -15,13 +14,7 @@ from torch import nn
 
 from flwr_frl.common.settings import PathText, setting
 from flwr_frl.task.base import BaseTask
-from flwr_frl.task.data.datasets import (
-    SOURCES,
-    Dataset,
-    DataSettings,
-    load_dataset,
-    read_image,
-)
+from flwr_frl.task.data.datasets import Dataset, DataSettings, load_dataset, read_image
 from flwr_frl.task.data.partitions import CLUSTERED, PartitionSettings, partition
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet
@@ -54,7 +47,6 @@ SMALL, LARGE = 16, 64
 COPIED = 8 * 2**20
 # Copies are cached for at least FEWEST_CACHED clients, and for more up to CACHED bytes.
 FEWEST_CACHED, CACHED = 16, 128 * 2**20
-OF_SOURCES = {name for source in SOURCES.values() for name in source.settings}
 
 
 @dataclass(frozen=True)
@@ -110,6 +102,9 @@ class PartitionedTask(BaseTask):
         self.loss: Loss = nn.functional.cross_entropy
         self.train, self.test = partition(dataset, num_clients, settings)
         self.client_names = dataset.clients if num_clients else ()
+        if dataset.clients:
+            reason = "the data is already split over its clients"
+            self.unused_settings = {"partition": reason}
         # Selecting a client's examples takes time, so those of recent ones are cached,
         # as many as fit even if all are the largest.
         largest = max(map(len, self.train)) * int(dataset.train.images[:1].nbytes)
@@ -183,7 +178,6 @@ class ImageTask(PartitionedTask):
     ) -> None:
         loaded = dataset or load_dataset(name, settings)
         super().__init__(settings, num_clients, loaded)
-        self.source = name
         images = loaded.train.images
         height, width, channels = images.shape[1:]
         natural = name not in HANDWRITTEN and _coloured(images)
@@ -211,13 +205,6 @@ class ImageTask(PartitionedTask):
             torch.tensor(values).expand(channels) * 255 for values in (mean, std)
         )
         self.shape = (channels, height, width)
-
-    @property
-    def unused_settings(self) -> Mapping[str, str]:
-        """Settings that the data set, its partition or the model does not use."""
-        unused = self.settings.unused(bool(self.dataset.clients))
-        others = OF_SOURCES - {*SOURCES[self.source].settings}
-        return {**unused, **dict.fromkeys(others, "the data set does not use it")}
 
     def test_examples(self, client: int) -> ExampleSet:
         """Return a client's test examples, which are never augmented."""

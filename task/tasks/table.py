@@ -1,6 +1,6 @@
 """Learning from a table: classes or numbers, of single rows or of windows in time."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -28,7 +28,6 @@ Array = npt.NDArray[Any]
 
 # Default models of rows and of windows.
 ROW_MODEL, WINDOW_MODEL = "mlp-2", "cnn-1d"
-OF_IMAGES = ("augment", "emnist-split", "image-size")
 # Spread of a column, relative to its mean, below which it is constant up to rounding.
 CONSTANT = 1e-6
 
@@ -178,8 +177,7 @@ class TableTask(PartitionedTask):
         self.model_name = settings.model or usual
         valid = len(self.shape) == 2 or self.model_name not in (WINDOW_MODEL, "gru")
         require(valid, "window", 0, f"above 0 for the model {self.model_name!r}")
-        self.has_shallow_default = self.model_name == ROW_MODEL and not settings.model
-        if self.has_shallow_default:
+        if self.model_name == ROW_MODEL and not settings.model:
             # LG-FedAvg's default are two layers, of which a representation needs one.
             self.head_layers = 1
         self.columns = dataset.columns
@@ -205,16 +203,6 @@ class TableTask(PartitionedTask):
             if settings.standardize != "client" or not num_clients:
                 self.unit = self.scaling(0).label_std
                 self.metrics = {"r2": r2, "rmse": partial(rmse, unit=self.unit)}
-
-    @property
-    def unused_settings(self) -> Mapping[str, str]:
-        """Settings that neither the partition nor a table uses, with reasons."""
-        unused = self.settings.unused(bool(self.dataset.clients))
-        if self.has_shallow_default:
-            unused["head-layers"] = f"the head of {ROW_MODEL!r} is its last layer"
-        if not self.classes:
-            unused["classes"] = "the labels are numbers"
-        return {**unused, **dict.fromkeys(OF_IMAGES, "there are no images")}
 
     def scaling(self, client: int) -> Scaling:
         """Return the scaling of a client's data."""

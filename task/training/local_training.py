@@ -109,8 +109,7 @@ class TrainCall:
         examples = self.examples
         if is_path(self.sgd.optimizer_):
             return None
-        # Clients would skip different batches, as a batch without targets is skipped.
-        if len(examples) == 0 or examples.unlabelled is not None:
+        if len(examples) == 0:
             return None
         if not self.model.can_be_stacked(self._trial_inputs):
             return None
@@ -140,10 +139,7 @@ class TrainCall:
         # Training a shared parameter changes the features.
         if self.model.is_tied:
             return False
-        observed = self.model.observed(self._trial_inputs)
-        is_random = "representation" in observed.random_parts
-        fixed = not is_random and not observed.mixes_examples
-        return observed.has_tensor_features and fixed
+        return self.model.observed(self._trial_inputs).has_fixed_features
 
     def _trial_inputs(self) -> Tensor:
         return self.examples.on(current()).first(2)

@@ -188,9 +188,8 @@ def loop(
 ) -> float:
     """Call a step with every batch of every epoch.
 
-    Two kinds of batches are skipped: batches whose targets are all ignored by
-    cross-entropy, and a last batch of one example if the model's batch norms cannot
-    train on it, as with torch's ``drop_last``.
+    A last batch of one example is skipped if the model's batch norms cannot train on
+    it, as with torch's ``drop_last``.
 
     Parameters
     ----------
@@ -283,8 +282,7 @@ def gradient_weight(
     """Return the total weight of the gradients of some epochs of SGD.
 
     It is the number of steps K, or Σ_t (1 − βᵗ)/(1 − β) over them with momentum β, as
-    a gradient then contributes to later steps as well. A batch whose targets are all
-    ignored by cross-entropy counts as a step here.
+    a gradient then contributes to later steps as well.
     """
     steps, beta = math.ceil(len(examples) / sgd.batch_size), sgd.momentum
     if len(examples) > 1 and sgd.batch_size > 1:

@@ -12,7 +12,6 @@ from flwr_frl import Client, FedNova, Strategy
 from flwr_frl.clients import app as client_app
 from flwr_frl.clients.device import rows
 from flwr_frl.common.run_cache import begin_run
-from flwr_frl.task import ExampleSet
 from flwr_frl.task.models import SplitModel, split_model
 from flwr_frl.task.training import cohort
 from flwr_frl.task.training import local_training as calls
@@ -119,51 +118,6 @@ def test_a_user_s_code_runs_in_every_call(where, monkeypatch):
 def test_models_of_all_kinds_match_sequential_training(algorithm, name):
     options = {"task": f"cohort_tasks:{name}"}
     assert_same(outcome(algorithm, N, **options), outcome(algorithm, "off", **options))
-
-
-def test_ignored_targets_in_padded_batches():
-    # The mean excludes ignored targets, so each batch must have a target that counts.
-    options = {"task": "cohort_tasks:ignoring", "batch-size": 100}
-    assert_same(outcome("fedavg", N, **options), outcome("fedavg", "off", **options))
-
-
-@pytest.mark.parametrize("algorithm", ["l2gd", "dpsgd", "choco-sgd", "squarm-sgd"])
-def test_batch_of_ignored_targets_does_not_reject_the_round(algorithm, caplog):
-    # Every fourth target is ignored, and each batch has one target.
-    options = {"task": "cohort_tasks:ignoring", "batch-size": 1, "rounds": 8}
-    assert_same(outcome(algorithm, N, **options), outcome(algorithm, "off", **options))
-    assert "rejected" not in caplog.text
-
-
-def test_batch_of_ignored_targets_is_skipped():
-    def ignoring() -> list:
-        # Of their two targets, the three clients ignore none, one or both.
-        sets = [ExampleSet(torch.eye(6)[:2], torch.tensor([0, 1])) for _ in range(3)]
-        sets[1].targets[1] = sets[2].targets[:] = -100
-        return sets
-
-    def work(i: int) -> tuple[float, torch.Tensor]:
-        torch.manual_seed(i)
-        model = dense().initial_model()
-        sgd = SGD(0.5, 0.9, 0.1, batch_size=1)
-        loss = train(model, "all", ignoring()[i], CE, 2, sgd)
-        return loss, model.head.weight.detach().clone()
-
-    alone = [work(i) for i in range(3)]
-    batched = together([lambda i=i: work(i) for i in range(3)], 3)
-    for single, result in zip(alone, batched, strict=True):
-        assert single[0] == pytest.approx(result[0], rel=1e-5)
-        torch.testing.assert_close(single[1], result[1])
-    # A client without targets keeps its model; one with a single target learns from it.
-    torch.manual_seed(2)
-    assert alone[2][0] == 0
-    assert torch.equal(alone[2][1], dense().initial_model().head.weight)
-    torch.manual_seed(1)
-    model, one = dense().initial_model(), ignoring()[1]
-    one = ExampleSet(one.inputs[:1], one.targets[:1])
-    loss = train(model, "all", one, CE, 2, SGD(0.5, 0.9, 0.1, batch_size=1))
-    assert loss == pytest.approx(alone[1][0], rel=1e-5)
-    torch.testing.assert_close(model.head.weight.detach(), alone[1][1])
 
 
 @pytest.mark.parametrize("name", ["unusual", "dropping"])

@@ -86,22 +86,6 @@ def test_neighbours_are_the_nearest_of_many(offset):
     )
 
 
-def unlabelled(num_clients):
-    """The layered task, in which client 0 has a single labelled example."""
-    task = layered(num_clients)
-    targets = torch.full_like(task.train[0].targets, -100)
-    targets[0] = 1
-    few = ExampleSet(task.train[0].inputs, targets)
-    return replace(task, train=[few, *task.train[1:]])
-
-
-def test_only_labelled_examples_are_neighbours():
-    settings = {"task": f"{__name__}:unlabelled", "knn_lambda": 1.0}
-    result = run("knn-per", 1, evaluate=True, fraction_train=1.0, **settings)
-    _, targets = draw(0, test=True)
-    assert result.metrics[0][0]["accuracy"] == pytest.approx((targets == 1).mean())
-
-
 def pooled(num_clients):
     """The layered task with features of shape (4, 2), which the head averages."""
     representation = nn.Sequential(nn.LazyLinear(8), nn.Unflatten(1, (4, 2)))

@@ -133,18 +133,3 @@ def test_integer_targets_are_int64(dtype):
     examples = ExampleSet(torch.ones(3, 2), torch.tensor([0, 2, 1], dtype=dtype))
     assert examples.targets.dtype == torch.int64
     assert examples.targets.tolist() == [0, 2, 1]
-
-
-def test_training_skips_batches_whose_targets_are_all_ignored():
-    inputs, targets = torch.arange(6.0)[:, None], torch.tensor([0, -100, 1] * 2)
-    examples = ExampleSet(inputs, targets)
-    assert examples.unlabelled.tolist() == [False, True, False] * 2
-    shuffled = [y.item() for _, y in examples.batches(1, shuffle=True)]
-    assert sorted(shuffled) == [0, 0, 1, 1]
-    assert len(list(examples.batches(1))) == 6
-    # Some targets of a sequence may be ignored.
-    partly = ExampleSet(inputs, torch.tensor([[0, -100]] * 6))
-    assert partly.unlabelled is None
-    nothing = ExampleSet(inputs, torch.full((6,), -100))
-    assert list(nothing.stream(2)) == []
-    assert nothing.draw(2) is None

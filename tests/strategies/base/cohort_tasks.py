@@ -90,14 +90,6 @@ def padded(num_clients: int = N) -> ExampleTask:
     return ExampleTask(model, train, test, classes=("a", "b", "c"))
 
 
-def ignoring(num_clients: int = N) -> ExampleTask:
-    """Every fourth target is -100, which cross-entropy ignores."""
-    task = dense()
-    for examples in task.train:
-        examples.targets[::4] = -100
-    return task
-
-
 @dataclass
 class Weighted:
     """A loss that is not hashable."""

@@ -10,6 +10,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from refusals import code_of
 
+from flwr_frl.common.settings import declared
 from flwr_frl.task.data.datasets import Dataset, ImageSet
 from flwr_frl.task.data.partitions import (
     PARTITIONS,
@@ -227,16 +228,13 @@ def test_unused_settings_do_not_change_the_partition(name):
         chosen, parts = PartitionSettings(**settings), split_of(*data, **settings)[0]
         return [(p, train[p] + chosen.label_shift(i, 12)) for i, p in enumerate(parts)]
 
-    first = seen(**usual)
-    unused = PartitionSettings(**usual).unused(is_split=False)
+    first, facts = seen(**usual), declared(PartitionSettings)
     for setting, change in others.items():
         pairs = zip(first, seen(**{**usual, **change}), strict=True)
         same = all(
             np.array_equal(a, b) for pair in pairs for a, b in zip(*pair, strict=True)
         )
-        assert same == (setting in unused), setting
-    assert unused.keys() <= others.keys()
-    assert set(unused.values()) <= {f"partition {name!r} does not use it"}
+        assert same == (name in facts[setting].facts.unused_if["partition"]), setting
 
 
 # Test examples of clients
@@ -311,8 +309,6 @@ def test_data_of_clients_is_not_split_again():
     train, test = partition(data, 2, PartitionSettings(client_examples=2))
     assert [len(rows) for rows in train] == [2, 1]
     assert [rows.tolist() for rows in test] == [[1, 3, 4], [2]]
-    unused = PartitionSettings().unused(is_split=True)
-    assert {"partition", "dirichlet-alpha"} < unused.keys()
     assert code_of(partition, data, 4, PartitionSettings()) == "num-clients"
 
 

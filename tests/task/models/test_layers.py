@@ -121,19 +121,6 @@ def test_embeddings_with_padding_or_max_norm_are_not_stacked(options, stacked):
     assert same_bits(model.state_dict(), before)
 
 
-def test_padding_of_an_embedding_that_is_called_as_a_function_is_found():
-    class Words(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.zeros(5, 4))
-
-        def forward(self, x):
-            return nn.functional.embedding(x, self.weight, 0).flatten(1)
-
-    model = SplitModel(Words(), nn.Linear(8, 2))
-    assert not model.can_be_stacked(lambda: torch.tensor([[0, 1], [0, 2]]))
-
-
 def test_is_layered_of_built_in_and_custom_models():
     shapes = dict.fromkeys(("cnn-1d", "gru"), (3, 16))
     covered = {
