@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from flwr_frl.common.settings import SettingsError, error_line, require
+from flwr_frl.common.settings import SettingsError, require
 
 # Examples are prepared in chunks: large enough that a chunk takes few tensor
 # operations, small enough that a large client never holds all its data as floats.
@@ -75,9 +75,7 @@ class ExampleSet:
         """Check types and lengths."""
         for name in ("inputs", "targets"):
             value = getattr(self, name)
-            if not isinstance(value, Tensor):
-                line = f"{name} is of type {type(value).__name__}; expected a tensor"
-                raise SettingsError(f"{line}, torch.from_numpy of an array for example")
+            require(isinstance(value, Tensor), name, value, "a tensor")
         dtype = self.targets.dtype
         if not dtype.is_floating_point and dtype not in (torch.int64, torch.bool):
             # torch would take uint8 targets for a mask when it indexes with them.
@@ -125,25 +123,21 @@ class ExampleSet:
 
         Raises
         ------
-        SettingsError
-            If an example cannot be read, or examples differ in shape or are not
-            numeric. A DataLoader yields batches; pass its ``dataset``.
+        ValueError
+            If examples differ in shape. A DataLoader yields batches; pass its
+            ``dataset``.
         """
-        is_single = isinstance(inputs, int | str)
-        columns = [inputs] if isinstance(inputs, int | str) else list(inputs)
-        try:
-            xs, ys = list[Any](), list[Any]()
-            for row in _rows(dataset):
-                values = [np.asarray(row[column]) for column in columns]
-                xs.append(values[0] if is_single else np.stack(values))
-                ys.append(np.asarray(row[targets]))
-            x, y = (torch.from_numpy(np.stack(values)) for values in (xs, ys))
-        # The code of a data set raises any exception.
-        except Exception as error:
-            raise SettingsError(
-                f"the {type(dataset).__name__} cannot be read after {len(ys)} examples "
-                f"({error_line(error)}); expected numbers, in the same shapes in all"
-            ) from error
+        source: Any = dataset
+        is_iterable = hasattr(source, "__iter__")
+        rows = source if is_iterable else (source[i] for i in range(len(source)))
+        xs, ys = [], []
+        for row in rows:
+            if isinstance(inputs, int | str):
+                xs.append(np.asarray(row[inputs]))
+            else:
+                xs.append(np.stack([np.asarray(row[column]) for column in inputs]))
+            ys.append(np.asarray(row[targets]))
+        x, y = (torch.from_numpy(np.stack(values)) for values in (xs, ys))
         x = x.float() if x.dtype == torch.float64 else x
         y = y.float() if y.dtype == torch.float64 else y
         if not y.is_floating_point():
@@ -207,25 +201,23 @@ class ExampleSet:
         """Return the same examples, with each batch moved to a device."""
         if device == self.place:
             return self
-        mean, std = self._statistics(device)
-        return replace(self, mean=mean, std=std, device=device)
+        return replace(self, device=device, **self._statistics(device))
 
     def moved(self, device: torch.device) -> Self:
         """Return the same examples, all of them on a device."""
         inputs = self.inputs if self.rows is None else self.inputs[self.rows]
-        mean, std = self._statistics(device)
-        return replace(
-            self,
-            inputs=inputs.to(device),
-            targets=self.targets.to(device),
-            mean=mean,
-            std=std,
-            rows=None,
-            device=None,
+        examples = inputs.to(device), self.targets.to(device)
+        return type(self)(
+            *examples,
+            **self._statistics(device),
+            augment=self.augment,
+            drop_single=self.drop_single,
         )
 
-    def _statistics(self, device: torch.device) -> list[Tensor | None]:
-        return [t if t is None else t.to(device) for t in (self.mean, self.std)]
+    def _statistics(self, device: torch.device) -> dict[str, Any]:
+        if self.mean is None or self.std is None:
+            return {}
+        return {"mean": self.mean.to(device), "std": self.std.to(device)}
 
     def batches(self, batch_size: int, shuffle: bool = False) -> Iterator[Batch]:
         """Yield all examples once, in batches.
@@ -371,10 +363,3 @@ def cropped(images: Tensor, top: Tensor, left: Tensor, flip: Tensor) -> Tensor:
     columns = left + torch.where(flip, across.flip(0), across)
     index = torch.arange(n)[:, None, None], rows[:, :, None], columns[:, None, :]
     return padded[tuple(i.to(images.device) for i in index)]
-
-
-def _rows(dataset: Any) -> Iterable[Any]:
-    """Return the examples of a data set; the old protocol would ignore its length."""
-    if hasattr(dataset, "__iter__"):
-        return cast(Iterable[Any], dataset)
-    return (dataset[i] for i in range(len(dataset)))

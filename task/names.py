@@ -22,5 +22,4 @@ MODELS = {
     "resnet20": "ResNet-20 for CIFAR-10 (He et al. 2016)",
     "logistic": "multinomial logistic regression, from 0",
     "cnn-1d": "a small CNN for windows of a series",
-    "gru": "a GRU for windows of a series (width 64)",
 }

@@ -22,9 +22,7 @@ import numpy.typing as npt
 
 from flwr_frl.common.settings import (
     Checked,
-    SettingsError,
     checked_by,
-    error_line,
     is_path,
     load,
     require,
@@ -342,17 +340,12 @@ def _imported(
 ) -> Indices:
     """Return the ascending rows that a custom function gives to each client."""
     function = load(path, "partition")
-    try:
-        clients = function(labels, num_clients, seed)
-        rows = [np.sort(np.asarray(part, np.int64)) for part in clients]
-        counts = np.bincount(np.concatenate(rows), minlength=len(labels))
-    # A custom function may raise any exception, and negative rows raise one here.
-    except Exception as error:
-        line = f"partition {path!r} raises {error_line(error)}"
-        raise SettingsError(line, "partition") from error
-    # A row out of range makes the counts longer.
-    valid = len(rows) == num_clients and len(counts) == len(labels)
-    valid = valid and counts.max() <= 1
+    require(callable(function), "partition", path, "a function")
+    clients = function(labels, num_clients, seed)
+    rows = [np.sort(np.asarray(part, np.int64)) for part in clients]
+    every, counts = np.unique(np.concatenate([*rows, []]), return_counts=True)
+    in_range = np.isin(every, np.arange(len(labels))).all()
+    valid = len(rows) == num_clients and in_range and (counts == 1).all()
     allowed = f"a function that returns {num_clients} lists of rows below {len(labels)}"
-    require(valid, "partition", path, f"{allowed}, each row in at most one")
+    require(bool(valid), "partition", path, f"{allowed}, each row in at most one")
     return rows

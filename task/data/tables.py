@@ -357,23 +357,16 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
             + (f"not used: {_listed(left)}; " if left else "")
             + f"clients: {by if clients else 'set by partition'}",
         )
-        single = int((np.bincount(targets) == 1).sum()) if classes else 0
-        if len(classes) > MANY and single > FEW * len(classes):
-            notes += (
-                f"{single} of the {len(classes)} classes of {label!r} have one row; is "
-                "it free text, or are there several spellings of a class?",
-            )
     parts = [np.arange(n), np.arange(n, len(rows))]
     if s.window and not is_image:
         kinds = targets if classes else np.zeros_like(owners)
         order, parts, lengths = _windows(np.stack([owners, kinds], axis=1), n, s)
         allowed = "fewer rows, so that a series has windows for training and testing"
         require(all(map(len, parts)), "window", s.window, allowed)
-        none, one = ((lengths < k * s.window).sum() for k in (1, 2))
         notes += (
             f"{name!r}: {len(parts[0])} windows for training, {len(parts[1])} for "
-            f"testing; {none} of the {len(lengths)} series have fewer than {s.window} "
-            f"rows and no window, {one} fewer than {2 * s.window}, too few to split",
+            f"testing; {(lengths < s.window).sum()} of the {len(lengths)} series have "
+            "too few rows for one",
         )
         numbers = sliding_window_view(numbers[order], s.window, axis=0)
         targets, owners = (each[order][s.window - 1 :] for each in (targets, owners))
@@ -662,15 +655,11 @@ def _numbers(table: Table, column: str, missing: str) -> npt.NDArray[np.float32]
         line = f"column {column!r} has {cells[row].as_py()!r} in {table.place(row)}; "
         line += "expected a number or an empty cell, or other input-columns"
         raise SettingsError(line, "input-columns")
-    try:
-        if hasattr(cells.type, "value_type"):
+    if hasattr(cells.type, "value_type"):
+        with reading(f"column {column}", "input-columns", "lists of equal length"):
             values = np.array(cells.to_pylist(), np.float32)
-        else:
-            values = cells.cast("float64").to_numpy().astype(np.float32)
-    # Lists of unequal length, and empty cells
-    except (TypeError, ValueError):
-        allowed = "a column with a number, or a list of equal length, in every row"
-        require(False, "input-columns", column, allowed)
+    else:
+        values = cells.cast("float64").to_numpy().astype(np.float32)
     values = values.reshape(len(values), -1)
     invalid = np.isinf(values) if missing == "mean" else ~np.isfinite(values)
     if invalid.any():

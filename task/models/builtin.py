@@ -19,8 +19,8 @@ AUXILIARY = ("googlenet", "inception_v3")
 # Largest number of values of one input: an RGB image of 4096 x 4096 pixels.
 MOST_INPUTS = 3 * 4096**2
 
-# Named layers of each block; the last blocks are the head.
-Blocks = list[list[tuple[str, nn.Module]]]
+# The named layers of each block; the last blocks are the head.
+Blocks = list[dict[str, nn.Module]]
 Builder = Callable[[tuple[int, ...], int], Blocks]
 
 
@@ -28,12 +28,11 @@ def _dense(widths: list[int], dropout: float = 0.0) -> Blocks:
     """Return fully connected blocks, each but the last followed by a ReLU."""
     blocks: Blocks = []
     for i, (fan_in, fan_out) in enumerate(pairwise(widths), 1):
-        block: list[tuple[str, nn.Module]] = [(f"fc{i}", nn.Linear(fan_in, fan_out))]
+        blocks.append({f"fc{i}": nn.Linear(fan_in, fan_out)})
         if i < len(widths) - 1:
-            block.append((f"relu{i}", nn.ReLU()))
+            blocks[-1][f"relu{i}"] = nn.ReLU()
             if dropout:
-                block.append((f"dropout{i}", nn.Dropout(dropout)))
-        blocks.append(block)
+                blocks[-1][f"dropout{i}"] = nn.Dropout(dropout)
     return blocks
 
 
@@ -49,30 +48,30 @@ def _cnn(
 ) -> Blocks:
     """Return a network of two convolutions, each with pooling, and dense layers.
 
-    ``dropout`` follows the first convolution, ``dense_dropout`` the dense layers.
+    Inputs are images, or series for convolutions over time. ``dropout`` follows the
+    first convolution, ``dense_dropout`` the dense layers.
     """
     blocks: Blocks = []
     first, *sides = shape
+    is_image = len(sides) == 2
+    convolution = nn.Conv2d if is_image else nn.Conv1d
+    pool = nn.MaxPool2d if is_image else nn.MaxPool1d
     for i, (fan_in, fan_out) in enumerate(pairwise((first, *channels)), 1):
         sides = [(side + 2 * padding - size + 1) // 2 for side in sides]
-        convolution = nn.Conv2d(fan_in, fan_out, size, padding=padding)
+        block = {f"conv{i}": convolution(fan_in, fan_out, size, padding=padding)}
         # ReLU after the pooling equals ReLU before it, since both are monotone, and
-        # has a quarter of the values.
-        blocks.append(_named_convolution(i, [convolution, nn.MaxPool2d(2), nn.ReLU()]))
+        # has fewer values.
+        blocks.append({**block, f"pool{i}": pool(2), f"convrelu{i}": nn.ReLU()})
     if dropout:
-        blocks[0].append(("dropout", nn.Dropout(dropout)))
-    blocks[1].append(("flatten", nn.Flatten()))
+        blocks[0]["dropout"] = nn.Dropout(dropout)
+    blocks[1]["flatten"] = nn.Flatten()
     features = channels[-1] * math.prod(sides)
     return blocks + _dense([features, *hidden, num_classes], dense_dropout)
 
 
-def _named_convolution(i: int, layers: list[nn.Module]) -> list[tuple[str, nn.Module]]:
-    return [*zip((f"conv{i}", f"pool{i}", f"convrelu{i}"), layers, strict=True)]
-
-
 def _mlp(shape: tuple[int, ...], num_classes: int, hidden: list[int]) -> Blocks:
     first, *rest = _dense([math.prod(shape), *hidden, num_classes])
-    return [[("flatten", nn.Flatten()), *first], *rest]
+    return [{"flatten": nn.Flatten(), **first}, *rest]
 
 
 class _ResidualBlock(nn.Module):
@@ -99,15 +98,15 @@ class _ResidualBlock(nn.Module):
 
 
 def _resnet20(shape: tuple[int, ...], num_classes: int) -> Blocks:
-    layers: list[tuple[str, nn.Module]] = [
-        ("conv1", nn.Conv2d(shape[0], 16, 3, padding=1, bias=False)),
-        ("bn1", nn.BatchNorm2d(16)),
-        ("relu1", nn.ReLU(inplace=True)),
-    ]
+    layers: dict[str, nn.Module] = {
+        "conv1": nn.Conv2d(shape[0], 16, 3, padding=1, bias=False),
+        "bn1": nn.BatchNorm2d(16),
+        "relu1": nn.ReLU(inplace=True),
+    }
     widths = [16, *(width for width in (16, 32, 64) for _ in range(3))]
     for i, (channels_in, channels_out) in enumerate(pairwise(widths), 1):
-        layers.append((f"block{i}", _ResidualBlock(channels_in, channels_out)))
-    layers += [("pool", nn.AdaptiveAvgPool2d(1)), ("flatten", nn.Flatten())]
+        layers[f"block{i}"] = _ResidualBlock(channels_in, channels_out)
+    layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
     return [layers, *_dense([64, num_classes])]
 
 
@@ -116,32 +115,7 @@ def _logistic(shape: tuple[int, ...], num_classes: int) -> Blocks:
     # The problem is convex, so no symmetry has to be broken by random values.
     nn.init.zeros_(linear.weight)
     nn.init.zeros_(linear.bias)
-    return [[("flatten", nn.Flatten())], [("fc1", linear)]]
-
-
-def _cnn_1d(shape: tuple[int, ...], num_classes: int) -> Blocks:
-    """Return two convolutions over time, each with pooling, and two dense layers."""
-    channels, length = shape
-    blocks: Blocks = []
-    for i, (fan_in, fan_out) in enumerate(pairwise((channels, 32, 64)), 1):
-        layers = [nn.Conv1d(fan_in, fan_out, 5, padding=2), nn.MaxPool1d(2), nn.ReLU()]
-        blocks.append(_named_convolution(i, layers))
-    blocks[1].append(("flatten", nn.Flatten()))
-    return blocks + _dense([64 * (length // 4), 64, num_classes])
-
-
-class LastState(nn.GRU):
-    """A GRU that maps a series (n, channels, time) to its last state, (n, width)."""
-
-    def forward(self, series: Tensor) -> Tensor:  # type: ignore[override]
-        """Return the last state of the last layer."""
-        return super().forward(series.transpose(1, 2))[1][-1]
-
-
-def _gru(shape: tuple[int, ...], num_classes: int) -> Blocks:
-    channels, _ = shape
-    gru = LastState(channels, 64, batch_first=True)
-    return [[("gru", gru)], *_dense([64, num_classes])]
+    return [{"flatten": nn.Flatten()}, {"fc1": linear}]
 
 
 _cifar100_cnn = partial(_cnn, channels=(64, 128), hidden=[256, 128])
@@ -155,8 +129,7 @@ MODELS: dict[str, Builder] = {
     "mlp-2": partial(_mlp, hidden=[256]),
     "resnet20": _resnet20,
     "logistic": _logistic,
-    "cnn-1d": _cnn_1d,
-    "gru": _gru,
+    "cnn-1d": partial(_cnn, channels=(32, 64), hidden=[64], padding=2),
 }
 
 
@@ -221,8 +194,8 @@ def _built_in(
 
 
 def _sequential(blocks: Blocks) -> nn.Module:
-    layers = [layer for block in blocks for layer in block]
-    return layers[0][1] if len(layers) == 1 else nn.Sequential(OrderedDict(layers))
+    layers = OrderedDict(layer for block in blocks for layer in block.items())
+    return nn.Sequential(layers) if len(layers) > 1 else next(iter(layers.values()))
 
 
 def _torchvision_model(

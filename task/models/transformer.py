@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.common.settings import SettingsError, error_line, need, require
+from flwr_frl.common.settings import need, reading, require
 
 ALLOWED = (
     "hf-text:NAME with a folder that holds a transformer, an installed package that "
@@ -122,16 +122,9 @@ def _read(kind: str, place: str, **options: Any) -> Any:
     transformers.utils.logging.disable_progress_bar()
     # A folder needs no network.
     options |= {"trust_remote_code": False, "local_files_only": os.path.isdir(place)}
-    try:
+    allowed = "a transformer that requires no code of its own, which is not run"
+    with reading(place, "task", allowed):
         return getattr(transformers, kind).from_pretrained(place, **options)
-    # A damaged folder and a missing network raise exceptions of many types.
-    except Exception as error:
-        reason = error_line(error)
-    if "trust_remote_code" in reason:
-        # The advice of `transformers` is to run the code.
-        reason = "it requires its own code, which is not run"
-    line = f"task: the transformer {place!r} cannot be loaded: {reason}"
-    raise SettingsError(line, "task")
 
 
 def _freeze(model: nn.Module, layers: int) -> None:

@@ -1,4 +1,4 @@
-"""Pretrained weights, from a file or from torchvision."""
+"""Pretrained weights from a file."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from flwr_frl.common.sealed import SHA256, Arrays, check, digest
-from flwr_frl.common.settings import SettingsError, reading, reason_of, unknown
+from flwr_frl.common.settings import SettingsError, reading, require
 from flwr_frl.common.text import one_line
 from flwr_frl.task.models.split_model import SplitModel
 
@@ -29,21 +29,16 @@ def load_weights(model: SplitModel, weights: str, name: str) -> None:
     model : SplitModel
         Modified in place.
     weights : str
-        A ``.pth`` or ``.safetensors`` file with a state dict, or the name of
-        torchvision's weights for the model, such as ``"DEFAULT"``.
+        A ``.pth`` or ``.safetensors`` file with a state dict.
     name : str
-        Name of the model.
+        Name of the model, for error messages.
 
     Raises
     ------
     SettingsError
-        If the file is missing or damaged, or the weights do not exist or belong to
-        another model.
+        If the file is missing or damaged, or belongs to another model.
     """
-    if weights.endswith(SUFFIXES):
-        arrays = _read(Path(weights).expanduser())
-    else:
-        arrays = _from_torchvision(name, weights)
+    arrays = _read(Path(weights).expanduser())
     # The file of a module that was split has other names.
     if not all(key.startswith(("representation.", "head.")) for key in arrays):
         arrays = {_split_name(k, model.head_name): v for k, v in arrays.items()}
@@ -67,8 +62,9 @@ def _split_name(key: str, head: str) -> str:
 
 
 def _read(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise SettingsError(f"weights is {str(path)!r}; there is no such file")
+    is_file = path.is_file() and path.suffix in SUFFIXES
+    allowed = f"a file that ends with {', '.join(SUFFIXES)}"
+    require(is_file, "weights", str(path), allowed)
     with reading(path):
         if path.suffix == ".safetensors":
             content: Any = read_safetensors(path)[1]
@@ -117,26 +113,3 @@ def _bytes_of(tensors: Mapping[str, Tensor]) -> Arrays:
         f"{name} {t.dtype} {tuple(t.shape)}": t.flatten().view(torch.uint8).numpy()
         for name, t in tensors.items()
     }
-
-
-def _from_torchvision(name: str, weights: str) -> dict[str, Tensor]:
-    from torchvision.models import get_model_weights, list_models
-
-    if name not in list_models():
-        raise SettingsError(
-            f"weights is {weights!r}; for model {name!r} it must be a file that ends "
-            f"with {', '.join(SUFFIXES)}"
-        )
-    available = get_model_weights(name)
-    if weights not in available.__members__:
-        names = available.__members__
-        raise unknown(f"weights of {name}", weights, names, code="weights")
-    try:
-        return dict(available[weights].get_state_dict(progress=False, check_hash=True))
-    # No network, a full disk or a damaged download.
-    except Exception as error:
-        reason = reason_of(error)
-        raise SettingsError(
-            f"weights {weights!r} of {name} cannot be downloaded ({reason}); download "
-            "them elsewhere and set weights to the file"
-        ) from None

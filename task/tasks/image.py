@@ -62,16 +62,15 @@ class ImageSettings(DataSettings, PartitionSettings):
         Number of a built-in model's last layers that form the head; 0 uses the
         algorithm's default (2 for LG-FedAvg, 1 for others).
     weights : str, default ""
-        Initial weights: a ``.pth`` or ``.safetensors`` file, or the name of
-        torchvision's weights for the model, such as ``DEFAULT``. A head of another
-        shape is initialised randomly.
+        Initial weights: a ``.pth`` or ``.safetensors`` file. A head of another shape is
+        initialised randomly.
     augment : bool, default True
         Whether natural colour images are randomly cropped and flipped in training.
     """
 
     model: str = setting("", form="a model's name", safe=True)
     head_layers: int = setting(0, ge=0)
-    weights: PathText = setting("", form="a file or a name", per_device=True)
+    weights: PathText = setting("", form="a file", per_device=True)
     augment: bool = setting(True)
 
 
@@ -178,6 +177,7 @@ class ImageTask(PartitionedTask):
     ) -> None:
         loaded = dataset or load_dataset(name, settings)
         super().__init__(settings, num_clients, loaded)
+        self.source = name
         images = loaded.train.images
         height, width, channels = images.shape[1:]
         natural = name not in HANDWRITTEN and _coloured(images)

@@ -375,24 +375,18 @@ def read_vectors(path: Path) -> tuple[dict[str, int], Tensor]:
 
     Tokens 0 and 1, for padding and for words that are not in the file, have zeros.
     """
-    vocabulary, rows = dict[str, int](), list[list[float]]()
-    with reading(path, "embedding-file"), path.expanduser().open(encoding="utf-8") as f:
-        for line in islice(f, WORDS - 2):
-            word, *values = line.rstrip().split(" ")
-            allowed = "a file with different words"
-            require(
-                word not in vocabulary, "embedding-file", f"{path}: {word}", allowed
-            )
-            vocabulary[word] = len(vocabulary) + 2
-            rows.append([float(value) for value in values])
-    widths = sorted({len(row) for row in rows})
-    valid = len(widths) == 1 and widths[0] > 0
-    allowed = f"a file with a word and equally many numbers in each line, not {widths}"
-    require(valid, "embedding-file", str(path), allowed)
-    vectors = torch.tensor(rows)
-    finite = bool(vectors.isfinite().all())
-    require(finite, "embedding-file", str(path), "a file with finite numbers")
-    return vocabulary, torch.cat([torch.zeros(2, widths[0]), vectors])
+    allowed = "another word and equally many finite numbers in each line"
+    with reading(path, "embedding-file", allowed):
+        with path.expanduser().open(encoding="utf-8") as file:
+            lines = [line.rstrip().split(" ") for line in islice(file, WORDS - 2)]
+        vectors = torch.tensor([[float(value) for value in row] for _, *row in lines])
+        vocabulary = {word: i for i, (word, *_) in enumerate(lines, 2)}
+        if len(vocabulary) < len(lines):
+            words = [word for word, *_ in lines]
+            raise ValueError(f"{max(words, key=words.count)!r} is repeated")
+        if not (vectors.numel() and vectors.isfinite().all()):
+            raise ValueError("a number is missing or not finite")
+    return vocabulary, torch.cat([torch.zeros(2, vectors.shape[1]), vectors])
 
 
 class TransformerText(FileTask):

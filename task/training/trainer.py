@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -179,20 +179,20 @@ class WeightedCrossEntropy:
 
     weights: tuple[float, ...]
 
-    @cached_property
-    def _moved(self) -> dict[tuple[torch.dtype, torch.device], Tensor]:
-        return {}
-
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of a batch."""
         outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        # Moved to a GPU only once: a transfer waits, and cannot be captured as a graph.
-        key, moved = (outputs.dtype, outputs.device), self._moved
-        if key not in moved:
-            moved[key] = torch.tensor(self.weights, dtype=key[0], device=key[1])
-        weights = moved[key]
+        weights = _on_device(self.weights, outputs.dtype, outputs.device)
         total = nn.functional.cross_entropy(outputs, targets, weights, reduction="sum")
         return total / (targets != IGNORED).sum()
+
+
+@lru_cache(maxsize=1024)
+def _on_device(
+    weights: tuple[float, ...], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Return weights as a tensor, cached: a transfer waits, and cannot be captured."""
+    return torch.tensor(weights, dtype=dtype, device=device)
 
 
 def parse_weights(text: str) -> tuple[float, ...]:

@@ -9,7 +9,7 @@ from refusals import assert_says
 from safetensors.torch import save_file
 from torch import nn
 
-from flwr_frl.task.models import SplitModel, build_model
+from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.weights import load_weights
 
 SHAPE = "size mismatch for representation."
@@ -114,39 +114,9 @@ def test_missing_and_damaged_files_are_an_error(tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(b"\x10")
     model = SplitModel.wrap(small())
     for name, line in (
-        ("nowhere.pth", "there is no such file"),
+        ("nowhere.pth", "expected a file"),
         ("evil.pth", "cannot be read"),
         ("cut.safetensors", "cannot be read"),
     ):
         assert_says(line, load_weights, model, str(tmp_path / name), "small")
     assert not (tmp_path / "ran").exists()
-
-
-def test_weights_of_torchvision_by_name(monkeypatch):
-    from torchvision.models import shufflenet_v2_x0_5
-
-    state = shufflenet_v2_x0_5(weights=None).state_dict()
-    downloads = []
-
-    def download(url, **options):
-        downloads.append(url)
-        return state
-
-    # torchvision calls this function, and nothing else that needs a network.
-    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", download)
-    name = "shufflenet_v2_x0_5"
-    model = build_model(name, (3, 32, 32), 4)
-    load_weights(model, "DEFAULT", name)
-    (url,) = downloads
-    assert "shufflenetv2_x0.5" in url
-    assert torch.equal(model.representation.conv1[0].weight, state["conv1.0.weight"])
-    assert_says("did you mean 'DEFAULT'", load_weights, model, "DEFAULTS", name)
-
-    def offline(url, **options):
-        raise OSError("no network\nhere")
-
-    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
-    line = "cannot be downloaded (no network);"
-    assert_says(line, load_weights, model, "DEFAULT", name)
-    mlp = build_model("mlp", (1, 8, 8), 4)
-    assert_says("must be a file", load_weights, mlp, "DEFAULT", "mlp")

@@ -335,25 +335,3 @@ def test_data_set_of_hugging_face_is_converted():
     rows = [{"ids": [5, 6], "mask": [1, 0], "label": 1}]
     data = ExampleSet.from_dataset(rows, ["ids", "mask"], "label")
     assert data.inputs.tolist() == [[[5, 6], [1, 0]]]
-
-
-class WithoutLength:
-    def __getitem__(self, i):
-        return [1.0], 0
-
-
-@pytest.mark.parametrize(
-    ("dataset", "part"),
-    [
-        (Indexed({0: ([1.0], 0)}, 2), "Indexed cannot be read after 1 examples (KeyE"),
-        (WithoutLength(), "after 0 examples (TypeError"),
-        ({"a": ([1.0], 0)}, "after 0 examples (IndexError"),
-        ([([1, 2], 0), ([1], 1)], "same shape"),
-        ([([1], [0]), ([1], [1, 1])], "same shape"),
-        ([("a text", 0)], "expected numbers"),
-        ([([[1], [1, 2]], 0)], "expected numbers"),
-        ([], "expected numbers"),
-    ],
-)
-def test_data_sets_that_cannot_be_read_are_an_error(dataset, part):
-    assert_says(part, ExampleSet.from_dataset, dataset)

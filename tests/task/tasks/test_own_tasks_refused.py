@@ -189,7 +189,7 @@ def test_parts_that_do_not_fit_together_are_an_error(change, part):
 def test_numbers_of_inputs_and_targets_must_be_equal():
     assert_says("3 inputs and 2 targets", ExampleSet, torch.ones(3, 1), torch.ones(2))
     arrays = torch.ones(3, 1).numpy()
-    assert_says("inputs is of type ndarray", ExampleSet, arrays, torch.ones(3, 1))
+    assert_says("expected a tensor", ExampleSet, arrays, torch.ones(3, 1))
 
 
 # Accepted
