@@ -25,6 +25,7 @@ from flwr_frl.clients.fedcp import FedCPClient as FedCPClient
 from flwr_frl.clients.feddbe import FedDBEClient as FedDBEClient
 from flwr_frl.clients.feddpa import FedDPAClient as FedDPAClient
 from flwr_frl.clients.feddyn import FedDynClient as FedDynClient
+from flwr_frl.clients.fedem import FedEMClient as FedEMClient
 from flwr_frl.clients.fedfomo import FedFomoClient as FedFomoClient
 from flwr_frl.clients.fedgh import FedGHClient as FedGHClient
 from flwr_frl.clients.fedkd import FedKDClient as FedKDClient

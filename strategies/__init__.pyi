@@ -13,6 +13,7 @@ from flwr_frl.strategies.averaging import FedBABU as FedBABU
 from flwr_frl.strategies.averaging import FedBN as FedBN
 from flwr_frl.strategies.averaging import FedCP as FedCP
 from flwr_frl.strategies.averaging import FedDPA as FedDPA
+from flwr_frl.strategies.averaging import FedEM as FedEM
 from flwr_frl.strategies.averaging import FedLC as FedLC
 from flwr_frl.strategies.averaging import FedMRL as FedMRL
 from flwr_frl.strategies.averaging import FedMTL as FedMTL
@@ -35,6 +36,7 @@ from flwr_frl.strategies.averaging import PFedFDA as PFedFDA
 from flwr_frl.strategies.averaging import PFedMe as PFedMe
 from flwr_frl.strategies.averaging import PerFedAvg as PerFedAvg
 from flwr_frl.strategies.base import Strategy as Strategy
+from flwr_frl.strategies.cfl import CFL as CFL
 from flwr_frl.strategies.fd import FD as FD
 from flwr_frl.strategies.fedamp import FedAMP as FedAMP
 from flwr_frl.strategies.fedas import FedAS as FedAS

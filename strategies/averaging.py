@@ -196,6 +196,14 @@ class FedPHP(Strategy, client="flwr_frl.clients.fedphp:FedPHPClient"):
     """Average the local models; private models stay with the clients."""
 
 
+# FedEM (Marfoq et al., NeurIPS 2021)
+class FedEM(Strategy, client="flwr_frl.clients.fedem:FedEMClient"):
+    """Algorithm 1: average each component; the weights π stay with the clients.
+
+    The paper uses ``weighting="examples"``.
+    """
+
+
 # GPFL (Zhang et al., ICCV 2023)
 class GPFL(Strategy, client="flwr_frl.clients.gpfl:GPFLClient"):
     """Average representations, category embeddings and valves; heads stay personal."""

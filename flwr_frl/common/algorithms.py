@@ -53,6 +53,8 @@ _TABLE = {
     "apple": ("apple:APPLE", "APPLE (Luo & Wu, IJCAI 2022)"),
     "fedcac": ("fedcac:FedCAC", "FedCAC (Wu et al., ICCV 2023)"),
     "ifca": ("ifca:IFCA", "IFCA (Ghosh et al., NeurIPS 2020)"),
+    "cfl": ("cfl:CFL", "CFL (Sattler et al., IEEE TNNLS 2021)"),
+    "fedem": ("averaging:FedEM", "FedEM (Marfoq et al., NeurIPS 2021)"),
     "pfedhn": ("pfedhn:PFedHN", "pFedHN (Shamsian et al., ICML 2021)"),
     "knn-per": ("averaging:KNNPer", "kNN-Per (Marfoq et al., ICML 2022)"),
     "fedcgs": ("fedcgs:FedCGS", "FedCGS (Guan et al., 2025): heads in one round"),

@@ -109,6 +109,8 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
     },
     "gpfl": {"gpfl-lambda": (-1.0,), "gpfl-mu": (-1.0,)},
     "ifca": {"num-clusters": (0, 21)},
+    "cfl": {"cfl-eps1": (-1.0,), "cfl-eps2": (-1.0,), "cfl-gamma": (1.5,)},
+    "fedem": {"fedem-components": (0,)},
     "knn-per": {"knn-lambda": (1.1,), "knn-neighbours": (0,), "knn-scale": (0.0,)},
     "l2gd": {
         "l2gd-probability": (0.0, 1.0),
@@ -217,7 +219,15 @@ CASES = [
     ("flute", {"task": "transfer"}, "no-classes"),
     *(
         (name, {"task": "linear"}, "no-classes")
-        for name in ("flute-star", "fedproto", "knn-per", "fedlc", "fedntd", "fd")
+        for name in (
+            "flute-star",
+            "fedproto",
+            "knn-per",
+            "fedlc",
+            "fedntd",
+            "fd",
+            "fedem",
+        )
     ),
     *(
         (name, {"head-layers": 2}, "head-not-linear")
