@@ -21,9 +21,12 @@ from flwr_frl.common.settings import declared, defaults
 from flwr_frl.results.comparison import references
 from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners, strategy_class
 from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.cfl import CFL
+from flwr_frl.strategies.fedbuff import AsynchronousRounds
 from flwr_frl.strategies.fedcross import FedCross
 from flwr_frl.strategies.flute import HeadsOnServer
 from flwr_frl.strategies.gossip.base import Gossip
+from flwr_frl.strategies.server.secure import needs_only_mean
 
 METHODS = DOCS / "methods"
 # Words for groups of arrays whose names do not explain themselves; "" is not shown.
@@ -33,6 +36,8 @@ WORDS = {
     "previous.": "previous representation",
     "candidates.": "models of other clients",
     "clusters.": "a model for each cluster",
+    "components.": "components",
+    "mixture.": "weights of the components",
     "core.": "core model",
     "rest.": "weighted sum of the rest",
     "relations.": "weights of models",
@@ -66,12 +71,20 @@ class Algorithm(NamedTuple):
         return issubclass(self.strategy, Gossip)
 
     @property
+    def is_secure(self) -> bool:
+        """Whether the algorithm can run with secure aggregation."""
+        strategy = settings_owners({**defaults(), "algorithm": self.name})[-1]
+        has_rounds = not issubclass(self.strategy, AsynchronousRounds)
+        return has_rounds and needs_only_mean(strategy)
+
+    @property
     def kept_for_each(self) -> str:
         """Arrays that the server sends to their client alone; empty if none."""
         # The one that another strategy wraps, if any.
         strategy = settings_owners({**defaults(), "algorithm": self.name})[-1]
-        # FedCross gives the same models to other clients in each round.
-        if strategy.per_client is Strategy.per_client or strategy is FedCross:
+        # FedCross and CFL give the same models to several clients.
+        shares = strategy in (FedCross, CFL)
+        if strategy.per_client is Strategy.per_client or shares:
             return ""
         return "head" if issubclass(strategy, HeadsOnServer) else "model"
 
@@ -84,6 +97,8 @@ def algorithm_pages() -> dict[str, str]:
     pages["algorithms/all.txt"] = overview(built_in)
     # ``coming-from.md`` includes this one.
     pages["algorithms/pfllib.txt"] = pfllib()
+    # ``secure-aggregation.md`` includes this list.
+    pages["algorithms/secure.txt"] = secure(built_in)
     return pages
 
 
@@ -118,6 +133,16 @@ def pfllib() -> str:
     text = f"{len(known)} of PFLlib's {len(rows)} algorithms are here:\n\n"
     text += "| PFLlib | flwr-frl |\n| --- | --- |\n"
     return text + "".join(f"| `{theirs}` | {ours} |\n" for theirs, ours in rows.items())
+
+
+def secure(known: list[Algorithm]) -> str:
+    """Return which algorithms support secure aggregation, as their strategies say."""
+    lists: dict[bool, list[str]] = {True: [], False: []}
+    for each in known:
+        lists[each.is_secure].append(f"[`{each.name}`](/algorithms/{each.name}.md)")
+    text = f"- **Supported**: {', '.join(lists[True])}.\n"
+    text += "- **Refused**, because the server uses single replies, or there are no "
+    return text + f"rounds: {', '.join(lists[False])}.\n"
 
 
 def flow(each: Algorithm) -> tuple[list[str], list[str], list[str]]:

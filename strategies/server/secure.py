@@ -95,6 +95,13 @@ class SecureSettings(Checked):
         require(valid, "secure-neighbours", neighbours, "0 or an even number from 4")
 
 
+def needs_only_mean(kind: type[Strategy]) -> bool:
+    """Return whether a strategy's server uses nothing but the mean of the replies."""
+    hooks = "aggregate_train", "per_client", "weights"
+    plain = all(getattr(kind, name) is getattr(Strategy, name) for name in hooks)
+    return plain and kind._traits.uses_mean == "only"
+
+
 def check_secure(strategy: Strategy, settings: Settings, num_clients: int) -> None:
     """Raise `SettingsError` if the strategy cannot use secure aggregation.
 
@@ -110,10 +117,8 @@ def check_secure(strategy: Strategy, settings: Settings, num_clients: int) -> No
     secure, of_strategy = build(SecureSettings, settings), strategy.settings
     if not secure.secure_aggregation:
         return
-    hooks = "aggregate_train", "per_client", "weights"
-    plain = all(getattr(type(strategy), n) is getattr(Strategy, n) for n in hooks)
     allowed = "False: this algorithm needs more than the mean of replies"
-    valid = plain and strategy._traits.uses_mean == "only"
+    valid = needs_only_mean(type(strategy))
     require(valid, "secure-aggregation", True, allowed)
     for name, (only, reason) in ONLY.items():
         value = getattr(of_strategy, name.replace("-", "_"), only)
