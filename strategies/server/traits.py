@@ -176,6 +176,13 @@ class StrategySettings(Checked):
     transport: Literal["float32", "float16"] = setting("float32")
 
 
+def why_no_mean(traits: StrategyTraits) -> str:
+    """Return why an algorithm refuses settings that act on the mean of models."""
+    if traits.uses_mean == "never":
+        return "whose server takes no mean of the models"
+    return "whose server does more than average models"
+
+
 def check_settings(
     settings: StrategySettings, traits: StrategyTraits, name: str
 ) -> None:
@@ -188,7 +195,7 @@ def check_settings(
     require(valid, "weighting", settings.weighting, allowed)
     steps = settings.server_optimizer
     valid = traits.uses_mean == "only" and not traits.replies_are_changes
-    allowed = f"none for {name}, whose server does more than average models"
+    allowed = f"none for {name}, {why_no_mean(traits)}"
     require(valid or steps == "none", "server-optimizer", steps, allowed)
     if not noise:
         return

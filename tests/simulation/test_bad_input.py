@@ -82,6 +82,7 @@ flute @ secure-aggregation=true => secure-aggregation
 fedproto @ secure-aggregation=true => secure-aggregation
 ifca @ secure-aggregation=true => secure-aggregation
 fedas @ secure-aggregation=true => secure-aggregation
+local @ upload-compressor='top-k' => ~whose server takes no mean
 dpsgd @ secure-aggregation=true => secure-aggregation
 fedbuff @ secure-aggregation=true => secure-aggregation
 srpfl @ secure-aggregation=true => secure-aggregation
