@@ -3,6 +3,7 @@ from flwr_frl.clients.apfl import APFLClient as APFLClient
 from flwr_frl.clients.apple import APPLEClient as APPLEClient
 from flwr_frl.clients.base import Client as Client
 from flwr_frl.clients.base import TrainingSettings as TrainingSettings
+from flwr_frl.clients.ccvr import CCVRClient as CCVRClient
 from flwr_frl.clients.choco_sgd import ChocoSGDClient as ChocoSGDClient
 from flwr_frl.clients.device.groups import HEAD as HEAD
 from flwr_frl.clients.device.groups import REPRESENTATION as REPRESENTATION

@@ -29,9 +29,11 @@ class FedPHPClient(PersonalModelClient, requires=(trained_representation,)):
     first features are compared with those of the initial model. One that joins later
     trains the received model for ``newcomer-epochs``.
 
-    The paper also transfers knowledge by logits. Kernel and schedule of μ are those of
-    the authors' code. PFLlib has a kernel with fixed widths (10, 15, 20, 50), takes the
-    round as z, also for clients that were not sampled, and tests the received model.
+    The paper also transfers knowledge by logits. The equations were compared with the
+    authors' code (FedRepo, commit 18eeb6d), and are the same; it also clips gradients,
+    and makes at least five steps a round. PFLlib has a kernel with fixed widths (10,
+    15, 20, 50), takes the round as z, also for clients that were not sampled, and tests
+    the received model.
 
     Parameters
     ----------

@@ -36,6 +36,7 @@ from flwr_frl.strategies.averaging import PFedFDA as PFedFDA
 from flwr_frl.strategies.averaging import PFedMe as PFedMe
 from flwr_frl.strategies.averaging import PerFedAvg as PerFedAvg
 from flwr_frl.strategies.base import Strategy as Strategy
+from flwr_frl.strategies.ccvr import CCVR as CCVR
 from flwr_frl.strategies.cfl import CFL as CFL
 from flwr_frl.strategies.fd import FD as FD
 from flwr_frl.strategies.fedamp import FedAMP as FedAMP

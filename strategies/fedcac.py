@@ -31,8 +31,9 @@ class FedCAC(Strategy, client="flwr_frl.clients.fedcac:FedCACClient"):
     A checkpoint holds the combined model of every client that has trained, and its
     mask.
 
-    PFLlib forms no c_i in the first round, so that clients continue with the initial
-    values of their critical parameters; afterwards it equals this class.
+    The equations were compared with the authors' code (Fling), and are the same. PFLlib
+    forms no c_i in the first round, so that clients continue with the initial values of
+    their critical parameters; afterwards it equals this class.
 
     Parameters
     ----------

@@ -53,13 +53,39 @@ class FedGH(FedProto, client="flwr_frl.clients.fedgh:FedGHClient", uses_mean="ne
         y = np.concatenate([np.flatnonzero(k) for k in known])
         head = np.column_stack([round.arrays[name] for name in HEAD]).astype(np.float64)
         rng = np.random.default_rng([self.settings.seed, BATCHES, round.number])
-        for _ in range(self.fedgh_epochs):
-            order = rng.permutation(len(y))
-            for start in range(0, len(y), self.batch_size):
-                rows = order[start : start + self.batch_size]
-                head -= self.fedgh_learning_rate * gradient(head, x[rows], y[rows])
+        how = rng, self.fedgh_epochs, self.batch_size, self.fedgh_learning_rate
+        head = trained_head(head, x, y, *how)
         parts = zip(HEAD, (head[:, :-1], head[:, -1]), strict=True)
         return {name: part.astype(round.arrays[name].dtype) for name, part in parts}
+
+
+def trained_head(
+    head: Matrix,
+    x: Matrix,
+    y: npt.NDArray[np.int64],
+    rng: np.random.Generator,
+    epochs: int,
+    batch_size: int,
+    learning_rate: float,
+) -> Matrix:
+    """Return a linear head after SGD on the cross-entropy of shuffled features.
+
+    Parameters
+    ----------
+    head, x, y
+        As of `gradient`.
+    rng : numpy.random.Generator
+        Shuffles the features in each epoch.
+    epochs, batch_size, learning_rate
+        Passes over the features, features per step, and step size.
+    """
+    head = head.copy()
+    for _ in range(epochs):
+        order = rng.permutation(len(y))
+        for start in range(0, len(y), batch_size):
+            rows = order[start : start + batch_size]
+            head -= learning_rate * gradient(head, x[rows], y[rows])
+    return head
 
 
 def gradient(head: Matrix, x: Matrix, y: npt.NDArray[np.int64]) -> Matrix:

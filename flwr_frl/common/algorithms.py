@@ -56,6 +56,7 @@ _TABLE = {
     "cfl": ("cfl:CFL", "CFL (Sattler et al., IEEE TNNLS 2021)"),
     "fedem": ("averaging:FedEM", "FedEM (Marfoq et al., NeurIPS 2021)"),
     "pfedhn": ("pfedhn:PFedHN", "pFedHN (Shamsian et al., ICML 2021)"),
+    "ccvr": ("ccvr:CCVR", "CCVR (Luo et al., NeurIPS 2021)"),
     "knn-per": ("averaging:KNNPer", "kNN-Per (Marfoq et al., ICML 2022)"),
     "fedcgs": ("fedcgs:FedCGS", "FedCGS (Guan et al., 2025): heads in one round"),
     "fed3r": ("fedcgs:Fed3R", "Fed3R (Fanì et al., ICML 2024): a head in one round"),

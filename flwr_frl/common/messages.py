@@ -71,6 +71,8 @@ EXCHANGED_ROUND = "exchanged-round"
 SKETCH = 256
 # The key that Flower's FedProx uses.
 PROXIMAL_WEIGHT = "proximal-mu"
+# CCVR: whether a client sends statistics of its features instead of training.
+CALIBRATE = "calibrate"
 # L2GD: a seed of the coin flips that all clients of a round share.
 COINS = "coins"
 # FedKD: the share of the energy that matrices of lower rank keep.

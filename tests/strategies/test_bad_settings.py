@@ -111,6 +111,11 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
     "ifca": {"num-clusters": (0, 21)},
     "cfl": {"cfl-eps1": (-1.0,), "cfl-eps2": (-1.0,), "cfl-gamma": (1.5,)},
     "fedem": {"fedem-components": (0,)},
+    "ccvr": {
+        "ccvr-features": (0,),
+        "ccvr-epochs": (-1,),
+        "server-optimizer": ("adam",),
+    },
     "knn-per": {"knn-lambda": (1.1,), "knn-neighbours": (0,), "knn-scale": (0.0,)},
     "l2gd": {
         "l2gd-probability": (0.0, 1.0),
