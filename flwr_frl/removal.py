@@ -47,7 +47,6 @@ def remove(name: str, folder: Path) -> str:
     SettingsError
         If nothing of the client is found, a file is damaged, or a run is in progress.
     """
-    require(folder.is_dir(), "FOLDER", str(folder), "a folder of states or of results")
     changed = []
     for parent, _, names in os.walk(folder):
         place = Path(parent)

@@ -96,4 +96,4 @@ def test_a_run_in_progress_and_a_damaged_file_are_refused(tmp_path, capsys):
         assert remove(tmp_path) == 2
     assert "another run is writing to" in one_error(capsys.readouterr().err)
     assert remove(tmp_path / "nowhere") == 2
-    assert "expected a folder of states or of" in one_error(capsys.readouterr().err)
+    assert "expected a client with files in" in one_error(capsys.readouterr().err)

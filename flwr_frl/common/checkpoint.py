@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
 
 from flwr_frl.common.sealed import Arrays, seal, unseal
 
@@ -72,21 +71,5 @@ def read(path: Path) -> Content:
     return Content(about, _under(SHARED, tensors), _under(STATE, tensors))
 
 
-def read_about(path: Path) -> dict[str, Any]:
-    """Read a checkpoint's ``about`` without its arrays; raises as `read`."""
-    with safe_open(path, framework="np") as file:
-        about: dict[str, Any] = json.loads((file.metadata() or {})["run"])
-    return about
-
-
 def _under(prefix: str, tensors: Mapping[str, npt.NDArray[np.generic]]) -> Arrays:
     return {n[len(prefix) :]: t for n, t in tensors.items() if n.startswith(prefix)}
-
-
-def token_in(path: Path) -> str:
-    """Return the token of the run that wrote a checkpoint; ``unknown`` if damaged."""
-    try:
-        token = read_about(path)["values"]["run"]
-    except (SafetensorError, OSError, LookupError, ValueError, TypeError):
-        token = ""
-    return token if isinstance(token, str) and token.isalnum() else "unknown"

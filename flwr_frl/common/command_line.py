@@ -57,14 +57,14 @@ def frames_of_user(error: BaseException) -> list[str]:
 
 
 def shorten_errors() -> None:
-    """Let Flower log a `SettingsError` of an app as one line, without its traceback."""
+    """Let Flower log invalid input and errors of files without their traceback."""
     # A filter is not added twice.
     logging.getLogger("flwr").addFilter(_without_traceback)
 
 
 def _without_traceback(record: logging.LogRecord) -> bool:
     error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, SettingsError):
+    if isinstance(error, SettingsError | OSError):
         record.exc_info, record.args = None, ()
         record.msg = f"error: {error}"
     return True

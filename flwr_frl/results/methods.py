@@ -302,28 +302,22 @@ def _read(path: Path, chosen: Settings) -> _Folder:
     seeds = seeds or {config["seed"]: output}
     methods = dict[str, list[RunResult]]()
     for name in {path.name} & names.keys() if is_run else names:
-        model = str(names[name].get(TESTED_MODEL, ""))
-        results = [
-            _result(folder / name, {**config, "seed": seed}, model)
-            for seed, folder in seeds.items()
-        ]
+        rows = {s: read_rows(folder / name / METRICS) for s, folder in seeds.items()}
         # A later run of the algorithm may have ended before its first round.
-        if None not in results:
-            methods[name] = [each for each in results if each]
+        if all(rows.values()):
+            model = str(names[name].get(TESTED_MODEL, ""))
+            methods[name] = [
+                run_result(seeds[seed] / name, {**config, "seed": seed}, run, model)
+                for seed, run in rows.items()
+            ]
     require(bool(methods), "compare", str(path), allowed)
-    return _Folder(str(output), config, methods)
-
-
-def _result(directory: Path, config: Settings, tested_model: str) -> RunResult | None:
-    if not (rows := read_rows(directory / METRICS)):
-        return None
-    result = run_result(directory, config, rows, tested_model)
-    protocol = config["result-protocol"]
+    summaries = [result.summary for runs in methods.values() for result in runs]
+    measured = all(not summary.keys().isdisjoint(VALIDATED) for summary in summaries)
     allowed = "a protocol of the runs; these measured no validation results"
-    measured = any(name in result.summary for name in VALIDATED)
+    protocol = config["result-protocol"]
     valid = protocol != "best-validation" or measured
     require(valid, "result-protocol", protocol, allowed)
-    return result
+    return _Folder(str(output), config, methods)
 
 
 def _data_of(folder: _Folder) -> str:

@@ -2,28 +2,20 @@
 
 import contextlib
 from collections.abc import Iterator
+from datetime import datetime
 from logging import WARNING
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 from flwr.common import log
 
-from flwr_frl.common.checkpoint import BEST_FILE, token_in
+from flwr_frl.common.checkpoint import BEST_FILE
 from flwr_frl.common.checkpoint import FILE as CHECKPOINT
 from flwr_frl.common.files import ACCOUNT_FILE, PRIVATE, refuse_links, write_atomically
 from flwr_frl.common.settings import SettingsError
 
 # The folder of the simulated clients' states, and the names of the files of a client.
 STATES, OF_CLIENT = "clients", ("*.safetensors*", f"*{ACCOUNT_FILE}*")
-
-
-@contextlib.contextmanager
-def _os_errors_as_settings(what: str) -> Iterator[None]:
-    """Raise an `OSError` as a `SettingsError` about ``output``."""
-    try:
-        yield
-    except OSError as error:
-        raise SettingsError(f"output: {what}: {error.strerror}", "output") from None
 
 
 @contextlib.contextmanager
@@ -36,12 +28,12 @@ def locked(output: Path, algorithm: str = "", wait: bool = False) -> Iterator[No
     Raises
     ------
     SettingsError
-        If another process holds the lock and ``wait`` is False, or if the folder
-        cannot be created.
+        If another process holds the lock and ``wait`` is False.
+    OSError
+        If the folder cannot be created.
     """
     directory = output / algorithm
-    with _os_errors_as_settings(f"{str(directory)!r} cannot be created"):
-        directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     lock = FileLock(output / f".{algorithm or 'results'}.lock")
     try:
         lock.acquire(blocking=wait)
@@ -61,7 +53,7 @@ def locked(output: Path, algorithm: str = "", wait: bool = False) -> Iterator[No
 
 
 def archive_run(output: Path, algorithm: str) -> None:
-    """Move an earlier run of an algorithm to ``earlier-<run>/<algorithm>``.
+    """Move an earlier run of an algorithm to ``earlier-<time>/<algorithm>``.
 
     The run can be resumed from there; the log shows how. Runs without a checkpoint are
     not archived. Raises `SettingsError` if another run is writing to the folder.
@@ -71,14 +63,13 @@ def archive_run(output: Path, algorithm: str) -> None:
     checkpoint = directory / CHECKPOINT
     if not checkpoint.is_file():
         return
-    name = f"earlier-{token_in(checkpoint)}"
+    name = f"earlier-{datetime.now():%Y-%m-%d-%H%M}"
     archive, number = output / name, 1
     # A link may lead out of the output folder.
     while archive.is_symlink() or (archive / algorithm).exists():
         number += 1
         archive = output / f"{name}-{number}"
-    what = f"the earlier run in {str(directory)!r} cannot be moved to {str(archive)!r}"
-    with locked(output, algorithm), _os_errors_as_settings(what):
+    with locked(output, algorithm):
         archive.mkdir(exist_ok=True)
         directory.rename(archive / algorithm)
     text = 'the earlier run was moved to %s; continue it with resume="%s"'
@@ -103,19 +94,20 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
     Raises
     ------
     SettingsError
-        If one of the folders is a link, or a file cannot be copied.
+        If one of the folders is a link.
+    OSError
+        If a file cannot be copied.
     """
     of_clients = directory.glob(f"{STATES}/*")
     refuse_links("output", directory, directory / STATES, *of_clients)
     if resumed and resumed.resolve() == directory.resolve():
         return
-    with _os_errors_as_settings(f"{str(directory)!r} cannot be prepared"):
-        for path in _files_of_best_round_and_clients(directory):
-            path.unlink(missing_ok=True)
-        if resumed:
-            for path in _files_of_best_round_and_clients(resumed):
-                copy = directory / path.relative_to(resumed)
-                write_atomically(copy, path.read_bytes(), durable=False, mode=PRIVATE)
+    for path in _files_of_best_round_and_clients(directory):
+        path.unlink(missing_ok=True)
+    if resumed:
+        for path in _files_of_best_round_and_clients(resumed):
+            copy = directory / path.relative_to(resumed)
+            write_atomically(copy, path.read_bytes(), durable=False, mode=PRIVATE)
 
 
 def _files_of_best_round_and_clients(directory: Path) -> list[Path]:

@@ -1,23 +1,18 @@
 """Ranges of settings, and points in them that Optuna proposes, for `tune`."""
 
 import math
-import shutil
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from flwr_frl.common.files import refuse_links
-from flwr_frl.common.settings import Setting, defaults, need, reading, require
+from flwr_frl.common.settings import Setting, defaults, need, require
 from flwr_frl.results.results import is_number
 
 # Settings of a point.
 Point = dict[str, Setting]
-# File of a study, in the folder of its algorithm.
-STUDY = "study.log"
 # Settings that the search sets itself, or that need validation sets in the final run.
 FIXED = (
     *("algorithm", "evaluate-on", "output", "resume", "seed", "validation-fraction"),
@@ -54,15 +49,12 @@ class Space(NamedTuple):
 
     Parameters
     ----------
-    text : str
-        The grid as it was given.
     axes : mapping of str to Range or sequence
         The range or the values of each setting.
     budget : int
         Number of points of each algorithm.
     """
 
-    text: str
     axes: Mapping[str, Range | Sequence[Setting]]
     budget: int
 
@@ -114,7 +106,7 @@ def space_of(text: str, trials: int | None = None) -> Space:
             integers = integers and not isinstance(defaults().get(name), float)
             axes[name] = Range(low, high, integers)
     require(bool(axes), "grid", text, "settings with values: 'name=value,value …'")
-    space = Space(text, axes, TRIALS if trials is None else trials)
+    space = Space(axes, TRIALS if trials is None else trials)
     if space.has_ranges:
         require(space.budget >= 1, "trials", trials, "an integer, at least 1")
         return space
@@ -136,11 +128,11 @@ def search(
     space: Space,
     score: Callable[[Sequence[Point]], Sequence[float | None]],
     jobs: int,
-    folder: Path,
-    former: Path | None,
     seed: int,
 ) -> None:
     """Try all points of a space or, with ranges, those that Optuna's TPE proposes.
+
+    A search proposes the same points again if it has the same seed, jobs and scores.
 
     Parameters
     ----------
@@ -151,11 +143,6 @@ def search(
         are better.
     jobs : int
         Number of proposed points that are tried at once.
-    folder : Path
-        Folder of the study. If ``former`` has a study, it is resumed, and its points
-        are tried first.
-    former : Path or None
-        Folder of the study to resume, if there is one.
     seed : int
         Seed of the sampler.
     """
@@ -165,27 +152,9 @@ def search(
     need("optuna", "tune", "tune with ranges")
     import optuna
     from optuna import distributions
-    from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    file = folder / STUDY
-    refuse_links("output", folder, file)
-    folder.mkdir(parents=True, exist_ok=True)
-    if former is None or not (former / STUDY).is_file():
-        file.unlink(missing_ok=True)
-    elif former.resolve() != folder.resolve():
-        shutil.copyfile(former / STUDY, file)
-    with reading(file, "resume"):
-        study = optuna.create_study(
-            storage=optuna.storages.JournalStorage(JournalFileBackend(str(file))),
-            study_name=folder.name,
-            direction="maximize",
-            load_if_exists=True,
-        )
-    text = study.user_attrs.get("grid", space.text)
-    allowed = f"{text!r}, that of the study that is resumed"
-    require(text == space.text, "grid", space.text, allowed)
-    study.set_user_attr("grid", text)
+    study = optuna.create_study(direction="maximize")
     ways: dict[str, Any] = {}
     for name, axis in space.axes.items():
         if isinstance(axis, Range):
@@ -194,15 +163,12 @@ def search(
             ways[name] = kind(axis.low, axis.high, log=axis.is_log)
         else:
             ways[name] = distributions.CategoricalDistribution(axis)
-    batch: list[Any] = study.trials
-    while batch or len(study.trials) < space.budget:
-        before, left = len(study.trials), space.budget - len(study.trials)
-        # A resumed study continues as if it had not been interrupted.
-        state = np.random.SeedSequence([seed, before]).generate_state(1)
+    for first in range(0, space.budget, jobs):
+        # A sampler of each batch, as more trials must not change the first ones.
+        state = np.random.SeedSequence([seed, first]).generate_state(1)
         study.sampler = optuna.samplers.TPESampler(seed=int(state[0]))
-        batch = batch or [study.ask(ways) for _ in range(min(jobs, left))]
+        count = min(jobs, space.budget - first)
+        batch = [study.ask(ways) for _ in range(count)]
         for trial, value in zip(batch, score([t.params for t in batch]), strict=True):
             failed = optuna.trial.TrialState.FAIL if value is None else None
-            # The finished trials of a resumed study keep their values.
-            study.tell(trial.number, value, failed, skip_if_finished=True)
-        batch = []
+            study.tell(trial, value, failed)

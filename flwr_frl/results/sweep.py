@@ -275,10 +275,8 @@ def tune(
             scores.extend(_score(short, each[short]) for each in outcomes)
             return list(map(_objective, scores[first:]))
 
-        resume = str(overrides.get("resume", ""))
-        former = Path(resume, short) if resume else None
         seed = int(overrides.get("seed", defaults()["seed"]))
-        search(space, score, sweep.jobs, output / short, former, seed)
+        search(space, score, sweep.jobs, seed)
         values = [_objective(each) for each in scores]
         finite = {i: value for i, value in enumerate(values) if value is not None}
         why = f"a point that {name} can run; first failure: {scores[0].get('failed')}"

@@ -20,7 +20,6 @@ fedavg dpsgd @ server-optimizer='adam' => ~dpsgd: server-optimizer is 'adam'
 --task table --data-dir nowhere @ label-colum='x' => setting
 @ seed=1e => run-config
 @ nowhere.toml => run-config
---output /dev/null/out => ~cannot be created
 --colour => command-line
 --clients 13 => num-clients
 @ torch-threads=1025 => torch-threads

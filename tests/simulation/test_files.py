@@ -10,7 +10,6 @@ import pytest
 from command_line import STEADY as USUAL
 from command_line import assert_same_rows, config_of, die_in, one_error, rows_of, run
 from disks import full
-from refusals import code_of
 
 from flwr_frl.common.checkpoint import FILE
 from flwr_frl.results.output import archive_run, locked, prepare_directory
@@ -164,28 +163,10 @@ def test_a_run_killed_after_its_last_round_is_reported_again(tmp_path) -> None:
     assert rows_of(tmp_path, "fedrep") == rows
 
 
-@pytest.mark.parametrize(
-    ("place", "call"),
-    [
-        ("pathlib.Path.mkdir", lambda out: locked(out / "new").__enter__()),
-        ("pathlib.Path.mkdir", lambda out: archive_run(out, "fedrep")),
-        ("pathlib.Path.rename", lambda out: archive_run(out, "fedrep")),
-        ("os.mkdir", lambda out: prepare_directory(out / "own", out / "fedrep")),
-        ("os.replace", lambda out: prepare_directory(out / "own", out / "fedrep")),
-    ],
-)
-def test_folders_that_cannot_be_created_or_moved_give_a_one_line_error(
-    tmp_path, monkeypatch, place, call
-):
-    states = tmp_path / "fedrep" / "clients" / "000003"
-    states.mkdir(parents=True)
-    for path in (
-        tmp_path / "fedrep" / FILE,
-        states / "00000001-00000000-r-00000001.safetensors",
-    ):
-        path.touch()
-    monkeypatch.setattr(place, full)
-    assert code_of(call, tmp_path) == "output"
+def test_a_folder_that_cannot_be_created_is_a_one_line_error(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    go(tmp_path / "file" / "out", "fedavg", rounds=1, code=2)
+    assert "Not a directory: " in one_error(capsys.readouterr().err)
 
 
 # Links

@@ -247,16 +247,24 @@ def test_interrupted_search_continues_as_if_it_had_not_been(tmp_path):
         tuned_by(killed, tmp_path / "left")
     resumed = tuned_by(peak, tmp_path / "new", resume=str(tmp_path / "left"))
     assert resumed == tuned_by(peak, tmp_path / "undisturbed")
-    # The search goes on with more trials, but not with another space.
     more = tuned_by(peak, tmp_path / "new", 14, resume=str(tmp_path / "new"))
     assert more["local"]["points"][:12] == resumed["local"]["points"]
     assert more["local"]["budget"] == 14
-    other = "learning-rate=0.01..1"
-    again = {"text": other, "resume": str(tmp_path / "new")}
-    assert code_of(tuned_by, peak, tmp_path / "new", **again) == "grid"
-    (tmp_path / "new" / "fedrep" / "study.log").write_text("{")
-    again = {"resume": str(tmp_path / "new")}
-    assert code_of(tuned_by, peak, tmp_path / "new", **again) == "resume"
+
+
+def test_a_resumed_search_continues_its_runs(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("optuna")
+    words = ("tune", "fedper", "--grid", "learning-rate=0.01..0.5", "--trials")
+    go(tmp_path, *words, "2", rounds=1)
+    first = json_of(tmp_path / "tune.json")["fedper"]["points"]
+    go(tmp_path, *words, "3", rounds=1, resume=str(tmp_path))
+    points = json_of(tmp_path / "tune.json")["fedper"]["points"]
+    assert (points[:2], len(points)) == (first, 3)
+    # Another range proposes other points, whose runs are not those of the folder.
+    capsys.readouterr()
+    other = [word.replace("0.01", "0.02") for word in words]
+    go(tmp_path, *other, "2", rounds=1, resume=str(tmp_path), code=2)
+    assert "learning-rate was " in capsys.readouterr().err
 
 
 def test_ranges_of_the_command_line_need_the_extra(tmp_path, monkeypatch):
