@@ -177,7 +177,7 @@ class CapturedTraining:
 
     def run(self, batches: StackedBatch, sums: Tensor) -> None:
         """Make successive steps; see `StackedOptimizer.run`."""
-        if batches.members is not None:
+        if len(batches.inputs[0]) < len(sums[0]):
             self.training.run(batches, sums)
             return
         form = tuple(_form(tensor[0]) for tensor in batches.tensors)
@@ -223,7 +223,7 @@ def _step(
 ) -> None:
     """Make the step that the counter selects, and advance the counter."""
     x, y, *weights = (_selected(tensor, counter) for tensor in tensors)
-    batch = StackedBatch(x, y, weights[0] if weights else None, None)
+    batch = StackedBatch(x, y, weights[0] if weights else None, slice(None))
     sums[0] += training.step(batch) * batch.counts
     sums[1] += batch.counts
     # Calls before a capture may go beyond the last row.

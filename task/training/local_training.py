@@ -234,6 +234,32 @@ class TrainCall:
         list
             The mean loss over the last epoch, or the error, of each model.
         """
+        # The largest sets first, so that the models of each step are a slice.
+        order = sorted(range(len(examples)), key=lambda i: -len(examples[i]))
+        if order == list(range(len(examples))):
+            return self._on_ordered(state, examples, constants, correction, streams)
+        ordered = {name: tensor[order] for name, tensor in state.items()}
+        means = self._on_ordered(
+            ordered,
+            [examples[i] for i in order],
+            [tensor[order] for tensor in constants],
+            {name: tensor[order] for name, tensor in correction.items()},
+            [streams[i] for i in order],
+        )
+        for name, tensor in state.items():
+            tensor[order] = ordered[name]
+        mean_of = dict(zip(order, means, strict=True))
+        return [mean_of[i] for i in range(len(examples))]
+
+    def _on_ordered(
+        self,
+        state: dict[str, Tensor],
+        examples: Sequence[ExampleSet],
+        constants: list[Tensor],
+        correction: dict[str, Tensor],
+        streams: Sequence[RngContext],
+    ) -> list[float | TrainingDivergedError]:
+        """Train models, the largest set of examples first; see `on_rows`."""
         sgd = self.sgd
         objective = Objective(
             self.model, self.loss, self.regularizer, self.has_features

@@ -50,14 +50,14 @@ class StackedBatch(NamedTuple):
         The examples; with steps as a further dimension in front for several steps.
     weights : Tensor, shape (members, batch), or None
         1 for examples and 0 for padding; None without padding.
-    members : Tensor or None
-        Indices of the clients, int64; None for all.
+    members : slice
+        The clients.
     """
 
     inputs: Tensor
     targets: Tensor
     weights: Tensor | None
-    members: Tensor | None
+    members: slice
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -110,13 +110,13 @@ class PooledExamples:
         pairs = zip(self.sets, rows, strict=True)
         return torch.cat([each.inputs[r] for each, r in pairs])
 
-    def take(self, clients: Tensor | None, rows: Tensor, crops: Crops = ()) -> Batch:
+    def take(self, clients: slice | Tensor, rows: Tensor, crops: Crops = ()) -> Batch:
         """Return examples of some clients, prepared as in `ExampleSet.batches`.
 
         Parameters
         ----------
-        clients : Tensor, shape (clients,), or None
-            Their places among the sets, int64; None for all.
+        clients : slice or Tensor of int64
+            Their places among the sets.
         rows : Tensor, shape (steps, clients, count)
             The examples of each client, int64.
         crops : tuple of Tensor, shape (steps, clients, count, 1), optional
@@ -127,10 +127,9 @@ class PooledExamples:
         tuple of Tensor, shape (steps, clients, count, ...)
             Inputs and targets.
         """
-        starts = self._starts if clients is None else self._starts[clients]
-        places = (rows + starts).flatten()
+        places = (rows + self._starts[clients]).flatten()
         if self._inputs is None:
-            sets = self.sets if clients is None else [self.sets[i] for i in clients]
+            sets = [self.sets[i] for i in torch.arange(len(self.sets))[clients]]
             chosen = [
                 each.inputs[r if each.rows is None else each.rows[r]]
                 for each, r in zip(sets, rows.unbind(1), strict=True)
@@ -168,7 +167,7 @@ def stacked_epochs(
     Parameters
     ----------
     pool : PooledExamples
-        The examples of each client.
+        The examples of each client, of which the largest sets come first.
     epochs : int
         Number of epochs.
     batch_size : int
@@ -218,12 +217,9 @@ def stacked_epochs(
     present = (torch.arange(columns[0].shape[2]) < counts[:, None]).float()
     present = present.to(pool.place)
 
-    def prepared(epoch: int, starts: list[int], size: int, chosen: list[int]) -> Any:
-        members = None if len(chosen) == len(counts) else torch.tensor(chosen)
-        clients = slice(None) if members is None else members
-
+    def prepared(epoch: int, starts: list[int], size: int, members: slice) -> Any:
         def of_steps(values: Tensor) -> Tensor:
-            values = values[clients, starts[0] : starts[-1] + size]
+            values = values[members, starts[0] : starts[-1] + size]
             return torch.unflatten(values, 1, (-1, size)).transpose(0, 1)
 
         rows, *crops = (of_steps(each[epoch]) for each in columns)
@@ -249,15 +245,17 @@ def steps_at_once(numbers: int, device: torch.device) -> int:
     return max(1, limit // max(1, numbers))
 
 
-def _groups(
-    left: Tensor, batch_size: int, pads: bool
-) -> Iterator[tuple[int, list[int]]]:
-    """Yield sizes of batches, and the clients that have so many examples left."""
+def _groups(left: Tensor, batch_size: int, pads: bool) -> Iterator[tuple[int, slice]]:
+    """Yield sizes of batches, and the clients that have so many examples left.
+
+    ``left`` decreases, so that these clients stand one after the other.
+    """
     sizes = left.clamp(0, batch_size)
     if pads:
         sizes = (sizes > 0) * batch_size
     for size in sorted({*sizes.tolist()} - {0}):
-        yield size, (sizes == size).nonzero().flatten().tolist()
+        first, last = (sizes == size).nonzero().flatten()[[0, -1]].tolist()
+        yield size, slice(first, last + 1)
 
 
 def structure(value: Any) -> Hashable:
@@ -556,10 +554,10 @@ class StackedOptimizer:
         sums : Tensor, shape (2, models)
             Sums of the losses, and numbers, of the examples so far.
         """
-        place = slice(None) if batches.members is None else batches.members
+        sums = sums[:, batches.members]
         for batch in batches.steps():
-            sums[0, place] += self.step(batch) * batch.counts
-            sums[1, place] += batch.counts
+            sums[0] += self.step(batch) * batch.counts
+            sums[1] += batch.counts
 
     def step(self, batch: StackedBatch) -> Tensor:
         """Make a step of the models that have a batch.
@@ -570,40 +568,27 @@ class StackedOptimizer:
             Mean losses of the batches.
         """
         members = batch.members
-        if members is not None:
-            members = members.to(batch.inputs.device)
-
-        def chosen(tensor: Tensor) -> Tensor:
-            return tensor if members is None else tensor[members]
-
-        state = {name: chosen(tensor) for name, tensor in self.state.items()}
+        state = {name: tensor[members] for name, tensor in self.state.items()}
         with self.sgd.autocast():
             gradients, losses = self.objective.gradients(
                 state,
                 self.trained,
                 batch.tensors,
-                [chosen(constant) for constant in self.constants],
+                [constant[members] for constant in self.constants],
             )
         present: Tensors = {}
         for name, gradient in zip(self.trained, gradients, strict=True):
             if gradient is not None:
                 if name in self.correction:
-                    gradient = gradient + chosen(self.correction[name])
+                    gradient = gradient + self.correction[name][members]
                 present[name] = gradient
         if self.sgd.max_gradient_norm:
             present = clip_stacked(present, self.sgd.max_gradient_norm)
         update = _sgd_step if self.sgd.optimizer_ == "sgd" else _adam_step
         for name, gradient in present.items():
-            moments = [chosen(moment) for moment in self.moments[name]]
+            moments = [moment[members] for moment in self.moments[name]]
             decay = 0.0 if self.sgd.is_bias(name) else self.sgd.weight_decay
             update(state[name], gradient, moments, self.sgd, decay)
-            if members is not None:
-                for moment, new in zip(self.moments[name], moments, strict=True):
-                    moment[members] = new
-        if members is not None:
-            # `state` contains copies of parameters and of statistics of batch norms.
-            for name, tensor in self.state.items():
-                tensor[members] = state[name]
         return losses
 
 
