@@ -18,10 +18,16 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from flwr_frl.clients.device.setup import newcomers
 from flwr_frl.common.settings import Setting, SettingsError
 from flwr_frl.results.results import METRICS, read_json, read_rows
 from flwr_frl.task.data.datasets import DataSettings, image_folder
-from flwr_frl.task.data.partitions import PartitionSettings, partition
+from flwr_frl.task.data.partitions import (
+    PartitionSettings,
+    log_normal,
+    partition,
+    split,
+)
 
 Folders = Mapping[str, Path]
 # Training examples that each client must have; with fewer, no batch is full.
@@ -73,12 +79,13 @@ def usable_seeds(settings: Mapping[str, Any], count: int) -> list[int]:
     raise SettingsError(f"only {len(found)} of 1000 seeds can be used")
 
 
-def mnist(folders: Folders, output: Path) -> dict[str, Setting]:
-    """Return MNIST as an image folder.
+def mnist(folders: Folders, output: Path, train: int = 0) -> dict[str, Setting]:
+    """Return MNIST as an image folder, with at most ``train`` images a class if given.
 
     The data folder is torchvision's root with the unpacked idx files in ``MNIST/raw``.
     """
-    raw, place = folder_of(folders) / "MNIST" / "raw", output / "digits"
+    raw = folder_of(folders) / "MNIST" / "raw"
+    place = output / (f"digits-{train}" if train else "digits")
     for part, name in (("train", "train"), ("t10k", "test")):
         if (place / name).is_dir():
             continue
@@ -87,11 +94,36 @@ def mnist(folders: Folders, output: Path) -> dict[str, Setting]:
         # Names continue after the test images, as in the first runs of the pages.
         first = len(np.fromfile(raw / "t10k-labels-idx1-ubyte", np.uint8)) - 8
         first = 0 if part == "t10k" else first
+        written = np.zeros(10, int)
         for i, image in enumerate(pixels.reshape(-1, 28, 28)):
+            if part == "train" and train and written[labels[i]] == train:
+                continue
+            written[labels[i]] += 1
             path = place / name / str(labels[i]) / f"{first + i:05d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(path)
     return {"data-dir": str(place)}
+
+
+def old_and_new_digits(
+    labels: np.ndarray, num_clients: int, seed: int
+) -> list[np.ndarray]:
+    """Give digits below 5 to the clients that train, the others to the new ones.
+
+    A fifth of the clients are new. Every client has three classes; see `log_normal`.
+    """
+    new = newcomers(num_clients, num_clients // 5, seed)
+    settings = PartitionSettings(classes_per_client=3)
+    rng = np.random.default_rng([seed, 0x0F16])
+    rows_of: dict[int, np.ndarray] = {}
+    for first in (0, 5):
+        clients = [i for i in range(num_clients) if (i in new) == (first == 5)]
+        rows = np.flatnonzero((labels >= first) & (labels < first + 5))
+        proportions = log_normal(5, len(clients), settings, rng)
+        parts = split(labels[rows] - first, proportions, rng)
+        for client, part in zip(clients, parts, strict=True):
+            rows_of[client] = rows[part]
+    return [rows_of[client] for client in range(num_clients)]
 
 
 def labelled(path: Path) -> list[tuple[str, str]]:
