@@ -105,36 +105,29 @@ def clients_of(runs: Sequence[dict[str, Any]], metric: str) -> list[dict[str, fl
 
 def tests(config: Any, results: Results) -> dict[str, Any]:
     """Test each row against the best one of its cell, and rank rows by client."""
-    notes: Notes = {}
-    heads = ["task", "rows", "clients", "Friedman's p", "critical difference of ranks"]
+    notes: Notes = {row: {} for row in results}
+    heads = ["task", "rows", "clients", "Friedman's p", "critical difference"]
     lines = [heads]
     for cell in config.cells:
-        of_rows: dict[str, dict[str, float]] = {}
+        values: dict[str, list[float]] = {}
         for row, cells in results.items():
             runs = clients_of(cells.get(cell, []), config.metric)
             if len(runs) == config.seeds:
-                of_rows[row] = {
-                    n: fmean(run[n] for run in runs) for n in sorted(runs[0])
-                }
-        if len(of_rows) < 3:
-            continue
-        best = max(of_rows, key=lambda row: fmean(of_rows[row].values()))
-        reference = list(of_rows.pop(best).values())
-        against = [paired_test(list(v.values()), reference) for v in of_rows.values()]
-        corrected = holm([test.p for test in against])
-        for row, test, p in zip(of_rows, against, corrected, strict=True):
-            entries = replace(test, p=p).entries
-            notes.setdefault(row, {})[cell] = entries
-        names = [best, *of_rows]
-        values = [reference, *(list(v.values()) for v in of_rows.values())]
-        ranking = rank(names, list(zip(*values, strict=True)))
-        for row, mean_rank in zip(ranking.methods, ranking.ranks, strict=True):
-            note = notes.setdefault(row, {}).setdefault(cell, {})
-            note["rank"] = f"{mean_rank:.1f}"
-        difference = f"{ranking.critical_difference:.1f}"
-        counts = str(len(names)), str(ranking.tasks)
-        lines.append([cell, *counts, f"{ranking.p:.2g}", difference])
-    return {"notes": notes, "extra": {"Mean ranks over clients": lines}}
+                names = sorted(runs[0])
+                values[row] = [fmean(run[name] for run in runs) for name in names]
+        best = max(values, key=lambda row: fmean(values[row]))
+        found = [paired_test(own, values[best]) for own in values.values()]
+        others = [
+            None if row == best else t.p for row, t in zip(values, found, strict=True)
+        ]
+        ranking = rank(list(values), list(zip(*values.values(), strict=True)))
+        ranks = dict(zip(ranking.methods, ranking.ranks, strict=True))
+        for row, test, p in zip(values, found, holm(others), strict=True):
+            tested = {} if row == best else replace(test, p=p).entries
+            notes[row][cell] = {"mean rank": f"{ranks[row]:.1f}", **tested}
+        counts = str(len(values)), str(ranking.tasks), f"{ranking.p:.2g}"
+        lines.append([cell, *counts, f"{ranking.critical_difference:.1f}"])
+    return {"notes": notes, "extra": {"Mean ranks over the clients": lines}}
 
 
 def picture(config: Any, data: dict[str, Any]) -> None:

@@ -106,6 +106,49 @@ def flute(settings: Own, place: Path) -> Numbers:
     return {"error": found[-1][1], "best": best, "curve": {"error": curve}}
 
 
+def theorem(settings: Own, place: Path) -> Numbers:
+    """Return the quantities of FLUTE's theorems 5.1 and 5.5 in a run.
+
+    The distance is mean_i ‖B w_i − (U_k Λ_k V_kᵀ)_i‖, to the best model of rank k. The
+    learning rate is ``bound`` times Δ² / (228 λ_1³), if this is given. The rate of a
+    round is measured while the distance falls from half of its first value to twice
+    its last one. T_R is when σ_k²(Θ_k) reaches Δ/4, for the component Θ_k of (B, Wᵀ)
+    along the k leading singular vectors; (16) predicts it from the first round.
+    """
+    own = dict(settings)
+    task, k = task_of({n: v for n, v in own.items() if n != "bound"}), int(own["rank"])
+    u, values, vt = np.linalg.svd(task.models)
+    gap = 2 * float(values[k - 1] - np.append(values, 0.0)[k])
+    largest = gap**2 / (228 * float(values[0]) ** 3)
+    if times := own.pop("bound", 0):
+        own["learning-rate"] = float(times) * largest
+    rate = float(own["learning-rate"])
+    best = (u[:, :k] * values[:k]) @ vt[:k]
+    rounds = Rounds(resolve({"task": "linear", **own}))
+    distances, strengths = [], []
+    for _ in range(int(own["num-server-rounds"])):
+        b = rounds.run()[WEIGHT].numpy().T
+        heads = rounds.strategy.heads
+        w = np.stack([heads[n]["head.weight"][0] for n in sorted(heads)], axis=1)
+        distances.append(np.linalg.norm(b @ w - best, axis=0).mean())
+        leading = (u[:, :k].T @ b + vt[:k] @ w.T) / math.sqrt(2)
+        strengths.append(np.linalg.svd(leading)[1][-1] ** 2)
+    far = np.array(distances)
+    falling = np.flatnonzero((far < far[0] / 2) & (far > 2 * far[-1]))
+    slope = np.polyfit(falling, np.log(far[falling]), 1)[0] if len(falling) > 9 else 0
+    reached = np.flatnonzero(np.array(strengths) >= gap / 4)
+    growth = 1 + rate / 2 * (2 * float(values[k - 1]) - gap / 2)
+    return {
+        "gap": gap,
+        "step / bound": rate / largest,
+        "decrease measured": 1 - math.exp(slope),
+        "decrease in theory": rate * gap / 16,
+        "T_R measured": int(reached[0]) if len(reached) else math.nan,
+        "T_R of (16)": math.log(gap / 4 / strengths[0]) / (2 * math.log(growth)),
+        "distance": float(far[-1]),
+    }
+
+
 # SRPFL's speed-up
 
 

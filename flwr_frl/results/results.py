@@ -21,7 +21,7 @@ from flwr_frl.common.messages import (
     TESTED_MODEL,
 )
 from flwr_frl.common.settings import Settings, require
-from flwr_frl.common.text import several
+from flwr_frl.common.text import several, short_name
 
 Row = dict[str, Any]
 
@@ -73,9 +73,15 @@ ONE_ROUND = "last evaluated round"
 
 
 def task_title(settings: Settings) -> str:
-    """Return the name of a run's task, or that of the file or folder of its data."""
+    """Return the name of a run's task, or that of the file or folder of its data.
+
+    A task with an import path has the name of its function, which fits into a table.
+    """
     name, data = str(settings["task"]), Path(str(settings.get("data-dir", "")))
-    return data.stem if name in OWN_DATA and data.name else name
+    if name in OWN_DATA and data.name:
+        return data.stem
+    function = short_name(name)
+    return function if function.isidentifier() else name
 
 
 def quality(names: Container[str]) -> str:

@@ -100,4 +100,6 @@ def test_a_task_of_own_data_is_named_by_its_file():
     own = {"task": "table", "data-dir": "/home/me/gait_2024.csv"}
     assert task_title(own) == "gait_2024"
     assert task_title({**own, "task": "cifar10"}) == "cifar10"
+    assert task_title({"task": "mine.clinics:heart"}) == "heart"
+    assert task_title({"task": "hf:owner/letters"}) == "hf:owner/letters"
     assert task_title({"task": "table", "data-dir": ""}) == "table"
