@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 from flwr.common import log
@@ -32,7 +32,6 @@ from flwr_frl.clients.device.setup import (
     check_version,
     client_name,
     cohort_size,
-    directory_of,
     label_of,
     properties_of,
 )
@@ -45,9 +44,6 @@ from flwr_frl.common.settings import Resolved, Settings, SettingsError, require
 from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
 from flwr_frl.task.held_out import fewer
 from flwr_frl.task.training.cohort import each_together
-
-# Code of an error reply, as of Flower's for an app that has failed.
-FAILED = 2
 
 
 class App(ClientApp):
@@ -156,22 +152,7 @@ class App(ClientApp):
         # Mods must see every message.
         if self.mods or kinds != {MessageType.TRAIN}:
             return {}
-        replies = fit_rows(asked, self._most(), self.cohort == "auto")
-        for i, reply in replies.items():
-            if SECURE not in asked[i].message.content:
-                continue
-            try:
-                replies[i] = masked(reply, asked[i])
-            except SettingsError as error:
-                message = asked[i].message
-                replies[i] = Message(Error(FAILED, str(error)), reply_to=message)
-        return replies
-
-
-def masked(reply: Message, asked: Asked) -> Message:
-    """Return a reply with masked words, for a message that asks for a secure sum."""
-    setup, message, context, config = asked
-    return mask(message, context, reply, directory_of(context, setup, config))
+        return fit_rows(asked, self._most(), self.cohort == "auto")
 
 
 def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
@@ -206,7 +187,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         result = client.fit(unpack(message, client), config)
         reply = reply_with(pack(message, client, result), message)
         if is_secure:
-            return masked(reply, Asked(setup, message, context, config))
+            return mask(message, context, reply, client._state.directory)
         return reply
 
     @app.evaluate()

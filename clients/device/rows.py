@@ -50,7 +50,6 @@ from flwr_frl.common.arrays import (
 )
 from flwr_frl.common.compression import NONE
 from flwr_frl.common.run_cache import run_object
-from flwr_frl.common.secure.messages import SECURE
 from flwr_frl.common.settings import ResourceError, TrainingDivergedError, reason_of
 from flwr_frl.task.base import Task, check_examples
 from flwr_frl.task.devices import RngContext, seed
@@ -198,7 +197,7 @@ def _alike(asked: Sequence[Asked], inherited: Sequence[str]) -> dict[int, Asked]
     kind, first = setup.kind, entries_of(message.content)
     # The initial values of personal arrays may depend on the received ones.
     may_differ = inherited is STEPS and not kind.personal
-    records = first.keys() - {SECURE} - ({keys.HEAD} if may_differ else set())
+    records = first.keys() - ({keys.HEAD} if may_differ else set())
     # Two messages to one client change the same state.
     distinct = len({id(each.context) for each in asked}) == len(asked)
     plain = all(

@@ -268,22 +268,14 @@ def personal_state(
     context: Context, setup: Setup, config: Mapping[str, Any]
 ) -> PersonalState:
     """Return a client's state; see `build_client`."""
-    directory, about = None, dict[str, str]()
-    if setup.states or "state-dir" in context.node_config:
-        directory = directory_of(context, setup, config)
+    run, experiment = str(config.get(keys.RUN, context.run_id)), setup.device.experiment
+    node, name, about = context.node_config, setup.name, dict[str, str]()
+    directory = state_directory(node, name, run, experiment, setup.states)
+    if directory is not None:
         task = built_task(setup.task, setup.num_clients, setup.columns)
         about = about_state(task, setup.partition, setup.kind)
     rounds = config.get(keys.ACKNOWLEDGED_ROUND), config.get(keys.CHECKPOINT_ROUND, 0)
-    run = str(config.get(keys.RUN, context.run_id))
-    return PersonalState(context, directory, *rounds, run, setup.name, about)
-
-
-def directory_of(
-    context: Context, setup: Setup, config: Mapping[str, Any]
-) -> Path | None:
-    """Return the directory of a client's state; None if it is in memory only."""
-    of_run = str(config.get(keys.RUN, context.run_id)), setup.device.experiment
-    return state_directory(context.node_config, setup.name, *of_run, setup.states)
+    return PersonalState(context, directory, *rounds, run, name, about)
 
 
 # Properties, which the server queries before the first round
