@@ -52,7 +52,7 @@ from flwr_frl.common.compression import NONE
 from flwr_frl.common.run_cache import run_object
 from flwr_frl.common.settings import ResourceError, TrainingDivergedError, reason_of
 from flwr_frl.task.base import Task, check_examples
-from flwr_frl.task.devices import RngContext, seed
+from flwr_frl.task.devices import CPU, RngContext, seed
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models import Part
 from flwr_frl.task.resident import test_examples, train_examples
@@ -332,6 +332,9 @@ class Rows:
         config = check_config(sent)
         self._asked, self._only_if_faster = asked, only_if_faster
         self._client = client = build_client(context, setup, config)
+        # Before the models are copied: the copies may not fit into the memory.
+        if only_if_faster and client._device == CPU and client.model.is_large:
+            raise CannotBeRowsError("their model is too large")
         client.settings = self.settings = setup.in_round(client.settings, config)
         client._receive(unpack(message, client), config)
         client._make = self._make

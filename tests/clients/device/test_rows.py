@@ -11,6 +11,7 @@ from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
+from flwr_frl.task.models import split_model
 
 # Number of test examples of each client; the last client has none.
 SIZES = (3, 1, 4, 2, 0)
@@ -121,3 +122,16 @@ def test_clients_train_as_rows_with_different_arrays_states_and_numbers_of_steps
     for name, array in results["off"].items():
         together = results["5"][name].numpy()
         assert together == pytest.approx(array.numpy(), abs=1e-6), name
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_large_models_are_not_copied(large, monkeypatch):
+    copied, differing = [], rows.Rows._differing
+    monkeypatch.setattr(
+        rows.Rows, "_differing", lambda self: copied.append(self) or differing(self)
+    )
+    monkeypatch.setattr(split_model, "LARGE", 16 if large else 17)
+    strategy, grid, arrays = prepared()
+    run_rounds(strategy, grid, arrays, range(1, 2))
+    # The model has (2 + 1) 3 + (3 + 1) 2 = 17 values.
+    assert bool(copied) is not large
