@@ -7,8 +7,11 @@ creating, checking, answering and aggregating them.
 """
 
 import argparse
+import resource
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from typing import Any
 
 import numpy as np
@@ -75,6 +78,23 @@ CASES: dict[str, dict[str, Setting]] = {
     "D-PSGD, ring, one by one": {"algorithm": "dpsgd", "graph": "ring"} | OFF,
     "SQuARM-SGD, ring, one by one": SQUARM | {"graph": "ring"} | OFF,
 }
+# Aims of the rows, in µs; the others have none.
+AIMS = {
+    "softmax, together": 100,
+    "softmax, one by one": 1100,
+    "FedRep, 1 + 1 epochs": 100,
+    "FedPer": 80,
+    "Ditto": 150,
+    "SCAFFOLD": 150,
+    "40 arrays, together": 60,
+    "40 arrays, one by one": 250,
+    "D-PSGD, ring": 60,
+    "CHOCO-SGD, ring": 110,
+    "SQuARM-SGD, ring": 190,
+}
+# Models of 100 and 500 MB, without training
+LARGE = DEEP | {"task": "benchmarks.message_cost:large", "num-clients": 4}
+HUGE = LARGE | {"task": "benchmarks.message_cost:huge"}
 # Methods that do the arithmetic, of one client and of clients that run together
 ALONE: dict[type, list[str]] = {
     Client: ["train"],
@@ -181,31 +201,56 @@ def noise(num_clients: int) -> ExampleTask:
     return ExampleTask(model, drawn(), drawn(), classes=tuple("0123456789"))
 
 
-def layers(count: int, num_clients: int) -> ExampleTask:
-    """Return a task of random examples: 10 a client, and layers of 8 units."""
+def layers(count: int, num_clients: int, width: int = 8) -> ExampleTask:
+    """Return a task of random examples, 10 a client, and hidden layers of one width."""
     rng = torch.Generator().manual_seed(0)
     examples = [
         ExampleSet(
-            torch.randn(10, 8, generator=rng), torch.randint(2, (10,), generator=rng)
+            torch.randn(10, width, generator=rng),
+            torch.randint(2, (10,), generator=rng),
         )
         for _ in range(num_clients)
     ]
 
     def model() -> SplitModel:
-        hidden = [nn.Linear(8, 8, bias=False) for _ in range(count - 1)]
-        return SplitModel(nn.Sequential(*hidden), nn.Linear(8, 2, bias=False))
+        hidden = [nn.Linear(width, width, bias=False) for _ in range(count)]
+        return SplitModel(nn.Sequential(*hidden), nn.Linear(width, 2, bias=False))
 
     return ExampleTask(model, examples, examples, classes=("0", "1"))
 
 
 def small(num_clients: int) -> ExampleTask:
     """Return the task of small networks."""
-    return layers(4, num_clients)
+    return layers(3, num_clients)
 
 
 def deep(num_clients: int) -> ExampleTask:
     """Return the task of deep networks."""
-    return layers(40, num_clients)
+    return layers(39, num_clients)
+
+
+def large(num_clients: int) -> ExampleTask:
+    """Return the task of networks of 100 MB, in layers of 4 MB."""
+    return layers(25, num_clients, 1000)
+
+
+def huge(num_clients: int) -> ExampleTask:
+    """Return the task of networks of 500 MB."""
+    return layers(125, num_clients, 1000)
+
+
+def peak() -> float:
+    """Return the peak memory of rounds of `huge`, as a multiple of its size.
+
+    The process must be new.
+    """
+
+    def used() -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+    before = used()
+    prepare(HUGE)
+    return (used() - before) / 500e6
 
 
 def main() -> None:
@@ -216,20 +261,29 @@ def main() -> None:
     torch.set_num_threads(1)
     measured = {n: measure(c, arguments.rounds) for n, c in CASES.items()}
     rows = [
-        (name, *(f"{number:.0f}" for number in (whole, own, whole - own)))
+        (name, AIMS.get(name, ""), f"{whole:.0f}", f"{own:.0f}", f"{whole - own:.0f}")
         for name, (whole, own) in measured.items()
     ]
+    per_mb = measure(LARGE, 2)[0] / 1000 / 100
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        models = pool.submit(peak).result()
     body = (
         "CPU time in µs of a client and round (request and reply): the cheapest of "
         f"{BLOCKS} blocks of {arguments.rounds} rounds. Softmax: 100 clients of 50 "
-        "examples, 64 inputs, 10 classes, batches of 10, one epoch. The others: 60 "
-        "nodes, logistic regression on digits, one iteration a round (SQuARM-SGD: "
-        "five). Clients run together unless the row says one by one. *Arithmetic* is "
-        "the time in the methods that train, mix and compress, including the draw of "
-        "the examples; *rest* is everything else.\n\n"
-        + markdown(("", "all", "arithmetic", "rest"), rows)
+        "examples, 64 inputs, 10 classes, batches of 10, one epoch. FedRep, FedPer, "
+        "Ditto and SCAFFOLD: 100 clients of 10 examples, four layers of 8 units, "
+        "batches of 5, one epoch (FedRep: and one of the head). 40 arrays: 50 clients, "
+        "no training. The others: 60 nodes, logistic regression on digits, one "
+        "iteration a round (SQuARM-SGD: five). Clients run together unless the row "
+        "says one by one. *Arithmetic* is the time in the methods that train, mix and "
+        "compress, including the draw of the examples; *rest* is everything else.\n\n"
+        + markdown(("", "aim", "all", "arithmetic", "rest"), rows)
+        + "\n\nFour clients with a model of 100 MB, in layers of 4 MB and without "
+        f"training, take {per_mb:.2f} ms of CPU time a client, round and MB (aim: "
+        f"0.45). With 500 MB, the peak memory is that of {models:.1f} models (aim: 6)."
     )
-    write("message_cost", "Cost of a message", body, {"microseconds": measured})
+    data = {"microseconds": measured, "milliseconds-per-mb": per_mb, "models": models}
+    write("message_cost", "Cost of a message", body, data)
 
 
 if __name__ == "__main__":
