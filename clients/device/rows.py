@@ -498,8 +498,9 @@ class Rows:
         """Yield the features of each client's examples, by its own representation."""
         tensors = call.model.tensors
         names = {name for name in tensors if name.startswith(REPRESENTATION)}
+        different = names - self._equal
         for i, examples in enumerate(sets):
-            for name in names - self._equal if i else names:
+            for name in different if i else names:
                 tensors[name].copy_(self._tensors[name][i])
             yield features_of(call.model, examples, call.sgd)
 
