@@ -278,7 +278,7 @@ def main() -> None:
         "says one by one. *Arithmetic* is the time in the methods that train, mix and "
         "compress, including the draw of the examples; *rest* is everything else.\n\n"
         + markdown(("", "aim", "all", "arithmetic", "rest"), rows)
-        + "\n\nFour clients with a model of 100 MB, in layers of 4 MB and without "
+        + "\nFour clients with a model of 100 MB, in layers of 4 MB and without "
         f"training, take {per_mb:.2f} ms of CPU time a client, round and MB (aim: "
         f"0.45). With 500 MB, the peak memory is that of {models:.1f} models (aim: 6)."
     )
