@@ -152,7 +152,7 @@ def softmax(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def build(shape, num_classes):
         linear = nn.Linear(int(np.prod(shape)), num_classes)
-        return [[("flatten", nn.Flatten())], [("fc1", linear)]]
+        return [{"flatten": nn.Flatten()}, {"fc1": linear}]
 
     monkeypatch.setitem(MODELS, "softmax", build)
 
