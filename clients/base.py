@@ -21,6 +21,7 @@ from flwr_frl.clients.device.groups import (
     REPRESENTATION,
     WHOLE,
     Groups,
+    Shape,
     Tensors,
     array_names,
     check_groups,
@@ -282,7 +283,7 @@ class Client(NumPyClient):
         """
         return name.partition(".")[0] + "."
 
-    def _takes(self, shape: tuple[int, ...], initial: tuple[int, ...]) -> bool:
+    def _takes(self, name: str, shape: Shape, initial: Shape) -> bool:
         """Return whether an array may have another shape than its initial value.
 
         If the initial value has no rows, any number of rows may be received.

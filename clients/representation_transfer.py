@@ -23,6 +23,7 @@ from flwr_frl.clients.device.evaluation import measure
 from flwr_frl.clients.device.groups import (
     REPRESENTATION,
     Groups,
+    Shape,
     array_names,
     to_numpy,
     to_tensors,
@@ -143,7 +144,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
     source_epochs: int = setting(50, ge=0)
     phase_two_epochs: int = setting(0, ge=0)
 
-    def _takes(self, shape: tuple[int, ...], initial: tuple[int, ...]) -> bool:
+    def _takes(self, name: str, shape: Shape, initial: Shape) -> bool:
         """Return True: targets receive all representations, stacked or as a basis."""
         return True
 

@@ -44,6 +44,7 @@ WORDS = {
     "critical.": "critical positions",
     "count.": "",
     "lora-b.": "matrices B",
+    "merged.": "sums of products",
     "gossip.": "momentum and estimates",
     "small.": "small model",
     "link.": "layer on the features",

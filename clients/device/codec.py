@@ -133,7 +133,8 @@ def _read(name: str, array: Array, like: Tensor, client: Client) -> NDArray:
         raise SettingsError(line) from None
     kind, shape = values.dtype, values.shape
     fits = kind.kind == _kind_of(like.dtype) and kind.isnative
-    if not fits or (shape != like.shape and not client._takes(shape, like.shape)):
+    fits = fits and (shape == like.shape or client._takes(name, shape, like.shape))
+    if not fits:
         raise SettingsError(
             f"array {name!r} of the message is of {kind} and shape {shape}; this "
             f"client's model has {like.dtype} and {tuple(like.shape)}"

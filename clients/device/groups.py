@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Arrays = dict[str, npt.NDArray[np.generic]]
 Tensors = dict[str, Tensor]
 Groups = tuple[str, ...]
+Shape = tuple[int, ...]
 Config = dict[str, Scalar]
 FitResult = tuple[NDArrays, int, Config]
 

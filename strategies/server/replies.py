@@ -41,9 +41,9 @@ MOST_EXAMPLES = 2**53
 MOST_VALUES, LONGEST_NAME = 100, 100
 # Largest length of a value; a mask of classes has one character per class.
 LONGEST_VALUE = 100_000
-# Values that must be texts, numbers of examples, or in [0, 1].
+# Values that must be texts, integers from 0, or in [0, 1].
 TEXTS = (keys.CLIENT, keys.STRUCTURE, keys.REFUSAL)
-COUNTS = (keys.NUM_EXAMPLES, keys.NUM_TEST_EXAMPLES)
+COUNTS = (keys.NUM_EXAMPLES, keys.NUM_TEST_EXAMPLES, keys.RANK)
 SHARES = ("accuracy", "accuracy-global")
 # Limit of a reply's size: a multiple of the expected bytes, plus an allowance for
 # headers, names, metrics and attachments.
@@ -149,8 +149,15 @@ def _parsed(
     return values.reshape(shape, order="F" if fortran else "C")
 
 
-def checked_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
+def checked_arrays(
+    reply: Message,
+    key: str,
+    expected: ArrayRecord,
+    shapes: Mapping[str, tuple[int, ...]] | None = None,
+) -> Arrays:
     """Return the untrusted arrays of a reply as read-only views, in expected order.
+
+    ``shapes`` replaces the expected shapes of some arrays, by name.
 
     Raises `InvalidReplyError` if there is no record of this key, it has missing or
     extra names, or serialisation type, shape, dtype or length of an array differ, in
@@ -166,8 +173,10 @@ def checked_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
             f"lacks arrays {sorted(missing)} and has unknown arrays {sorted(extra)}"
         )
     arrays: Arrays = {}
-    for name, like in expected.items():
-        array, shape, dtype = record[name], tuple(like.shape), np.dtype(like.dtype)
+    usual = {name: tuple(like.shape) for name, like in expected.items()}
+    for name, shape in {**usual, **(shapes or {})}.items():
+        array, like = record[name], expected[name]
+        dtype = np.dtype(like.dtype)
         declared, size = tuple(array.shape), int(np.prod(shape)) * dtype.itemsize
         problem = ""
         if (array.stype, array.dtype, declared) != (like.stype, like.dtype, shape):

@@ -260,6 +260,9 @@ class Round:
     expected : dict of str to ndarray or None
         Arrays whose names, shapes and dtypes replies must have, by default those of
         ``arrays``; `Strategy.begin` may set it.
+    shapes : dict of int to dict of str to tuple of int
+        Shapes that arrays of a node's reply must have instead, by node and name;
+        `Strategy.begin` may set them.
     returns_own : bool
         True if clients also return the arrays that they alone receive; `Strategy.begin`
         may set it.
@@ -292,6 +295,7 @@ class Round:
     nodes: Sequence[int] = ()
     kind: str = MessageType.TRAIN
     expected: Arrays | None = None
+    shapes: dict[int, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     returns_own: bool = True
     replies: list[Reply] = field(default_factory=list)
     like: dict[str, ArrayRecord] = field(default_factory=dict)
@@ -464,7 +468,8 @@ class Round:
                 about = data, like, run.participation.sent_to(reply.node, self)
                 reply.decoded[key] = decompressed(message, *about, run.uploads)
                 continue
-            arrays = row.arrays if row else checked_arrays(message, key, like)
+            shapes = self.shapes.get(reply.node) if key == keys.ARRAYS else None
+            arrays = row.arrays if row else checked_arrays(message, key, like, shapes)
             reply.decoded[key] = arrays
         # Without test examples there are no metrics: the loss may be NaN.
         if not trains and any(m.get(keys.NUM_EXAMPLES) == 0 for m in metrics):
