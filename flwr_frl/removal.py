@@ -6,13 +6,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from flwr_frl.clients.device.secure import UNMASKED
 from flwr_frl.clients.device.state import quoted
 from flwr_frl.common import checkpoint, files
 from flwr_frl.common.files import write_atomically
-from flwr_frl.common.settings import SettingsError, require
+from flwr_frl.common.settings import reading, require
 from flwr_frl.results.output import locked
 from flwr_frl.results.results import (
     CLIENTS,
@@ -70,7 +68,7 @@ def _remove_from(path: Path, name: str) -> bool:
     if is_state and path.parent.name == quoted(name):
         path.unlink()
         return True
-    try:
+    with reading(path):
         if path.name in (CLIENTS, NEWCOMERS):
             before = read_json(path)
             after = _without(before, name)
@@ -85,8 +83,6 @@ def _remove_from(path: Path, name: str) -> bool:
             before, after, data = content.about, new.about, checkpoint.pack(new)
         else:
             return False
-    except (SafetensorError, LookupError, ValueError, TypeError) as error:
-        raise SettingsError(f"{str(path)!r} is damaged: {error}") from None
     if after != before:
         write_atomically(path, data, mode=path.stat().st_mode & 0o777)
     return bool(after != before)

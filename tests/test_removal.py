@@ -91,7 +91,7 @@ def test_a_run_in_progress_and_a_damaged_file_are_refused(tmp_path, capsys):
     place.mkdir()
     (place / FILE).write_bytes(b"no checkpoint")
     assert remove(tmp_path) == 2
-    assert f"{str(place / FILE)!r} is damaged" in one_error(capsys.readouterr().err)
+    assert f"{str(place / FILE)!r} cannot be read" in one_error(capsys.readouterr().err)
     with locked(tmp_path, "fedrep"):
         assert remove(tmp_path) == 2
     assert "another run is writing to" in one_error(capsys.readouterr().err)

@@ -230,14 +230,11 @@ class Predictor:
         Raises
         ------
         SettingsError
-            If the file has another suffix, or if the model is not a built-in one of
-            images or of a table, as the file could not describe it.
+            If the model is not a built-in one of images or of a table, which the file
+            could not describe.
         OSError
             If the file cannot be written.
         """
-        path = Path(path)
-        valid = path.suffix == ".safetensors"
-        require(valid, "export", str(path), "a name that ends with .safetensors")
         tensors, card = self.model.state_dict(), card_of(self.task)
         more = sorted(tensors.keys() - self.task.initial_state.keys())
         allowed = "a built-in model of images or of a table, without additional parts"
@@ -247,7 +244,7 @@ class Predictor:
         about = {"format": FORMAT, CARD: card}
         if self.calibrated is not None:
             about[SETS] = json.dumps(asdict(self.calibrated))
-        write_atomically(path, pack_model(arrays, about))
+        write_atomically(Path(path), pack_model(arrays, about))
 
     def _lines_of(
         self, paths: Sequence[FilePath]

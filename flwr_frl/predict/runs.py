@@ -12,7 +12,6 @@ from typing import Any, NamedTuple, Self
 import torch
 from flwr.app import Context, RecordDict
 from pydantic import BaseModel, Field
-from safetensors import SafetensorError
 
 from flwr_frl.clients.algorithms import client_class, complete
 from flwr_frl.clients.base import Client, deployed_groups, digest
@@ -50,9 +49,9 @@ from flwr_frl.common.settings import (
     SettingsError,
     build,
     declared,
-    error_line,
     facts,
     is_path,
+    reading,
     require,
     unknown,
 )
@@ -114,7 +113,6 @@ def load_run(
         If a file is missing or damaged, the client is unknown, or the arrays do not
         fit the model.
     """
-    require(isinstance(client, str), "client", client, "a string")
     return TrainedRun.read(path, settings, client).predictor(client, str(state_dir))
 
 
@@ -200,7 +198,7 @@ class TrainedRun:
         allowed = "the folder of a run, DIR/ALGORITHM, or with several seeds "
         allowed += "DIR/seed-SEED/ALGORITHM, or the file in it"
         require(os.path.isfile(file), "checkpoint", str(path), allowed)
-        try:
+        with reading(file, "checkpoint", "that of a run"):
             about, arrays, state = checkpoint.read(file)
             values = Values.model_validate(about["values"])
             written, server_round = dict(about["settings"]), int(about.get("round", 1))
@@ -208,10 +206,6 @@ class TrainedRun:
                 {name: torch.from_numpy(array) for name, array in each.items()}
                 for each in (arrays, state)
             )
-        # A file that is damaged or of another kind raises exceptions of many types.
-        except Exception as error:
-            line = f"checkpoint {str(file)!r} is not that of a run: {error_line(error)}"
-            raise SettingsError(line, "checkpoint") from None
         if is_own(written, about.get(SIGNATURE)):
             of_run = SIMULATED.fullmatch(values.name_of(client) or "000000")
             mine = {n: v for n, v in written.items() if of_run or n != "data-dir"}
@@ -305,11 +299,8 @@ class TrainedRun:
         allowed = f"the folder with the state of round {last} or before"
         require(len(versions) > 0, "state-dir", str(directory), allowed)
         about, path = algorithm_of(self.kind), versions[0].path
-        try:
+        with reading(path, "state-dir"):
             metadata, arrays = read_checked(path, client, None, about)
-        except (SafetensorError, OSError, ValueError) as error:
-            message = f"state-dir: {str(path)!r} cannot be used: {error}"
-            raise SettingsError(message, "state-dir") from None
         return metadata, {n: torch.from_numpy(array) for n, array in arrays.items()}
 
     def settings_of(self, client: str) -> Settings:
