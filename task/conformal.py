@@ -134,9 +134,10 @@ def class_scores(shares: Tensor, score: ScoreName) -> Tensor:
         Probabilities.
     score : {"lac", "aps"}
         ``lac``: 1 - p of the class (Sadinle et al., 2019), which gives the smallest
-        sets on average, some of which may be empty. ``aps``: the sum of the
-        probabilities of this and all more probable classes (Romano et al., 2020,
-        without randomisation), which gives larger sets for difficult inputs.
+        sets on average; some are empty if the model is more accurate than the coverage.
+        ``aps``: the sum of the probabilities of all more probable classes (the sets of
+        Romano et al., 2020, without randomisation), which gives larger sets for
+        difficult inputs, and no empty ones.
 
     Returns
     -------
@@ -146,7 +147,9 @@ def class_scores(shares: Tensor, score: ScoreName) -> Tensor:
     if score == "lac":
         return 1 - shares
     ordered, order = shares.sort(dim=1, descending=True, stable=True)
-    return torch.empty_like(shares).scatter_(1, order, ordered.cumsum(1))
+    sums = ordered.cumsum(1)
+    above = torch.cat([torch.zeros_like(sums[:, :1]), sums[:, :-1]], dim=1)
+    return torch.empty_like(shares).scatter_(1, order, above)
 
 
 def _has_classes(pair: Pair) -> bool:

@@ -43,8 +43,8 @@ class EvaluationSettings(Checked):
         examples has all classes in its sets.
     conformal_score : {"lac", "aps"}, default "lac"
         Score by which classes enter a prediction set: 1 - p (``lac``, the smallest
-        sets) or the sum of p over this and all more probable classes (``aps``, larger
-        sets for difficult inputs).
+        sets, some of which may be empty) or the sum of p over all more probable classes
+        (``aps``, larger sets for difficult inputs, and no empty ones).
     metrics : str, default ""
         Metrics besides loss and accuracy, separated by commas: ``ece``,
         ``brier-score`` and scikit-learn's ``balanced-accuracy`` and ``macro-f1`` if the

@@ -36,10 +36,9 @@ def test_the_threshold_is_an_order_statistic():
 
 def test_scores_of_both_kinds():
     shares = torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.1, 0.8]])
-    lac = torch.tensor([[0.8, 0.5, 0.7], [0.9, 0.9, 0.2]])
-    torch.testing.assert_close(class_scores(shares, "lac"), lac)
-    # Sums from the largest on; the first of two equal classes comes first.
-    aps = torch.tensor([[1.0, 0.5, 0.8], [0.9, 1.0, 0.8]])
+    torch.testing.assert_close(class_scores(shares, "lac"), 1 - shares)
+    # The first of two equal classes comes first.
+    aps = torch.tensor([[0.8, 0.0, 0.5], [0.8, 0.9, 0.0]])
     torch.testing.assert_close(class_scores(shares, "aps"), aps)
 
 
@@ -59,13 +58,13 @@ def test_metrics_of_classes():
     # The same as two sequences of two positions, whose classes come second
     sequences = outputs.reshape(2, 2, 3).movedim(2, 1), targets.reshape(2, 2)
     assert conformal.metrics(validation, sequences) == pytest.approx(expected)
-    # Scores of `aps` are at most 1, that of a validation target. A threshold of one
-    # example does not exist.
+    # Scores 0.62, 0.61, 0: classes below a mass of at most 0.62 are in a set: {0},
+    # {0, 1}, {2} and {1, 2}.
+    larger = pytest.approx({**expected, "set-size": 1.5})
+    assert Conformal(0.7, "aps").metrics(validation, test) == larger
     every = pytest.approx({**expected, "coverage": 1.0, "set-size": 3.0})
-    assert Conformal(0.7, "aps").metrics(validation, test) == every
     assert conformal.metrics(of_targets(0.9), test) == every
-    ignored = torch.full((4,), -100)
-    assert conformal.metrics(validation, (outputs, ignored)) == {}
+    assert conformal.metrics(validation, (outputs, targets - 100)) == {}
 
 
 def test_intervals_of_numbers():
