@@ -463,14 +463,17 @@ def _tune(
     former, output = str(overrides.get("resume", "")), Path(str(overrides["output"]))
     exists = not former or Path(former).is_dir()
     require(exists, "resume", former, "a folder of results")
-    # Each algorithm also has a test run of its best point.
-    num_runs = len(algorithms) * (space.budget + 1) * (sweep.count or 1)
+    # Proposed points may have two attempts. Each algorithm also has a test run.
+    per_point = 2 if space.has_ranges else 1
+    num_runs = len(algorithms) * (space.budget * per_point + 1) * (sweep.count or 1)
     with served_for({**defaults(), **overrides}), counted(num_runs):
         tuned = tune(algorithms, space, overrides, output.resolve(), sweep)
-    print(f"each algorithm has a budget of {space.budget} points")
+    print(f"each algorithm has a budget of the rounds of {space.budget} points")
     for name, entry in tuned.items():
         picked = " ".join(f"{n}={value}" for n, value in entry["picked"].items())
         print(f"{name}: {picked} is the best of {len(entry['points'])} points")
+        pruned = sum("pruned-after" in point for point in entry["points"])
+        print(f"{name}: {entry['rounds']} rounds; {pruned} points were pruned")
         for setting, edge in entry["at-edge"].items():
             value = entry["picked"][setting]
             text = f"{setting}={value} is the {edge} of the grid; try values beyond it"
