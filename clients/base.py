@@ -51,7 +51,7 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import current, random_state, set_random_state
-from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.examples import ExampleSet, Loss
 from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.models.frozen import (
     copy_sharing_frozen,
@@ -63,7 +63,6 @@ from flwr_frl.task.training.cohort import make, scratch_model
 from flwr_frl.task.training.local_training import TrainCall
 from flwr_frl.task.training.sgd import Proximal, Regularizer, gradient_weight
 from flwr_frl.task.training.trainer import TrainerSettings, weighted
-from flwr_frl.task.types import Loss
 
 EvaluateResult = tuple[float, int, Config]
 # A training loss, and the arrays to send if they are not those of the model

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from flwr_frl.clients.base import Client, linear_head, needs_classes
 from flwr_frl.clients.device.groups import HEAD, Tensors, under, within
 from flwr_frl.clients.device.training import class_counts, for_each_class
+from flwr_frl.task.examples import Loss
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training.local_training import train
-from flwr_frl.task.types import Loss
 
 PERSONAL_HEAD = "personal-head."
 

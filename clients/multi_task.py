@@ -32,7 +32,7 @@ from flwr_frl.common.settings import (
     setting,
 )
 from flwr_frl.task.base import Task
-from flwr_frl.task.examples import Batch, ExampleSet, count_targets
+from flwr_frl.task.examples import Batch, ExampleSet, Loss, count_targets
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.resident import train_examples
 from flwr_frl.task.saddle_point import (
@@ -53,7 +53,6 @@ from flwr_frl.task.saddle_point import (
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup, build_problem
 from flwr_frl.task.training.local_training import gradient
 from flwr_frl.task.training.sgd import SGD, trainable_examples
-from flwr_frl.task.types import Loss
 
 # Upper bound of δ η²: 1, with an allowance for rounding.
 LARGEST_DECAY = 1 + 1e-9

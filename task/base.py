@@ -19,12 +19,11 @@ from flwr_frl.common.settings import ResourceError, SettingsError, require
 from flwr_frl.task.checks import check_head, check_model, check_part
 from flwr_frl.task.conformal import Conformal
 from flwr_frl.task.devices import CPU, seeded
-from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.metrics import check_metrics
+from flwr_frl.task.examples import ExampleSet, Loss
+from flwr_frl.task.metrics import Metric, check_metrics
 from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.models.weights import load_weights
-from flwr_frl.task.types import Loss, Metric
 
 # Largest number of rows of a set that are read, and of values per row that count, so
 # that a fingerprint takes about a millisecond of any mapped data.

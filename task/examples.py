@@ -1,6 +1,6 @@
 """A client's examples as tensors, and the batches that are cut from them."""
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -22,6 +22,8 @@ EVALUATION_BATCH = 50
 # The class that cross-entropy ignores by default.
 IGNORED = -100
 
+# Maps a batch's outputs and targets to the mean loss over the batch.
+Loss = Callable[[Tensor, Tensor], Tensor]
 Batch = tuple[Tensor, Tensor]
 Crops = tuple[Tensor, ...]
 

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -16,11 +16,12 @@ from flwr_frl.common.settings import (
     require,
     unknown,
 )
-from flwr_frl.task.types import Metric
 
 if TYPE_CHECKING:
     from flwr_frl.task.base import Task
 
+# Maps all outputs and targets of a client's test examples to one number.
+Metric = Callable[[Tensor, Tensor], Tensor | float]
 # Keys of rounds, clients and results, which no metric of a task may use.
 RESERVED = frozenset(
     (

@@ -14,12 +14,11 @@ from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import error_line
 from flwr_frl.task.base import Task
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.metrics import number
+from flwr_frl.task.metrics import Metric, number
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.neural_collapse import neural_collapse
 from flwr_frl.task.resident import test_examples
 from flwr_frl.task.training.local_training import evaluate, evaluate_each
-from flwr_frl.task.types import Metric
 
 
 def evaluate_model(

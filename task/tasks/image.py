@@ -17,10 +17,9 @@ from flwr_frl.task.base import BaseTask
 from flwr_frl.task.data.datasets import Dataset, DataSettings, load_dataset, read_image
 from flwr_frl.task.data.partitions import CLUSTERED, PartitionSettings, partition
 from flwr_frl.task.devices import seeded
-from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.examples import ExampleSet, Loss
 from flwr_frl.task.models import MODELS, SplitModel, build_model
 from flwr_frl.task.models.weights import load_weights
-from flwr_frl.task.types import Loss
 
 # Default models of some data sets.
 DEFAULT_MODELS = {

@@ -19,11 +19,10 @@ from torch import nn
 from flwr_frl.common.settings import Checked, require, require_drawable, setting
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.devices import seeded
-from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.examples import ExampleSet, Loss
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.tasks.table import FromTable, TableSettings, TableTask
 from flwr_frl.task.transfer import Role, is_source
-from flwr_frl.task.types import Loss
 
 Matrix = npt.NDArray[np.float64]
 # Inputs x and outputs y.

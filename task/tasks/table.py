@@ -80,20 +80,6 @@ class Scaling:
     label_std: float = 1.0
 
     @classmethod
-    def of(cls, inputs: Array, labels: Array | None, is_applied: bool) -> Self:
-        """Return the scaling of inputs (n, width) or (n, width, time), and of labels.
-
-        If it is not applied, it only replaces missing numbers.
-        """
-        _, mean, std = column_statistics(inputs)
-        if not is_applied:
-            return cls((*mean.tolist(),))
-        if labels is None:
-            return cls.from_statistics(mean, std)
-        label = float(labels.mean(dtype=np.float64)), float(labels.std())
-        return cls.from_statistics(mean, std, *label)
-
-    @classmethod
     def from_statistics(
         cls, mean: Array, std: Array, label_mean: float = 0.0, label_std: float = 1.0
     ) -> Self:
@@ -212,8 +198,15 @@ class TableTask(PartitionedTask):
         """Return the scaling by the training data of a client, or of all."""
         part, standardize = self.dataset.train, self.settings.standardize
         rows: Any = self.train[client] if standardize == "client" else slice(None)
-        labels = None if self.classes else part.labels[rows]
-        return Scaling.of(part.images[rows], labels, standardize != "none")
+        _, mean, std = column_statistics(part.images[rows])
+        if standardize == "none":
+            # Only missing numbers are replaced.
+            return Scaling((*mean.tolist(),))
+        if self.classes:
+            return Scaling.from_statistics(mean, std)
+        labels = part.labels[rows]
+        label = float(labels.mean(dtype=np.float64)), float(labels.std())
+        return Scaling.from_statistics(mean, std, *label)
 
     def _statistics(self) -> list[float]:
         """Return the statistics of the inputs, and of labels that are numbers."""

@@ -23,7 +23,7 @@ from flwr_frl.task.base import BaseTask
 from flwr_frl.task.data.datasets import named_classes
 from flwr_frl.task.data.tables import HELD_OUT_SEED, class_name
 from flwr_frl.task.devices import CPU, seeded
-from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.examples import ExampleSet, Loss
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.transformer import (
     TextEncoder,
@@ -31,7 +31,6 @@ from flwr_frl.task.models.transformer import (
     load_transformer,
     locate,
 )
-from flwr_frl.task.types import Loss
 
 # LEAF's characters for Shakespeare. Other characters are replaced by the first one.
 CHARACTERS = (

@@ -17,7 +17,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from flwr_frl.common.settings import TrainingDivergedError, is_path
 from flwr_frl.task.devices import RngContext, current, differentiable
-from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet, are_classes
+from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet, Loss, are_classes
 from flwr_frl.task.models.split_model import (
     LARGE,
     Part,
@@ -44,7 +44,6 @@ from flwr_frl.task.training.stacked import (
     structure,
     tensors_of,
 )
-from flwr_frl.task.types import Loss
 
 # Largest number of values of an input whose convolutions are faster together on a CPU
 # (``benchmarks/results/cohort.md``).

@@ -81,8 +81,7 @@ def epsilon(history: History, delta: float) -> float:
     spent = sum(
         steps * _divergence_of_step(noise, rate) for noise, rate, steps in history
     )
-    orders = _opacus("accountants").RDPAccountant.DEFAULT_ALPHAS
-    rdp = _opacus("accountants.analysis.rdp")
+    orders, rdp = _accounting()
     result = rdp.get_privacy_spent(orders=orders, rdp=spent, delta=delta)[0]
     # With much noise, the bound for the orders that Opacus tries can be below 0.
     return max(float(result), 0.0)
@@ -99,11 +98,16 @@ def _opacus(name: str) -> Any:
     return module
 
 
+def _accounting() -> tuple[list[float], Any]:
+    """Return the orders of the Rényi divergence, and Opacus' functions of it."""
+    orders = _opacus("accountants").RDPAccountant.DEFAULT_ALPHAS
+    return orders, _opacus("accountants.analysis.rdp")
+
+
 @lru_cache(maxsize=1024)
 def _divergence_of_step(noise: float, rate: float) -> npt.NDArray[np.float64]:
     """Return the Rényi divergence of a step at all orders; takes 0.1 s."""
-    orders = _opacus("accountants").RDPAccountant.DEFAULT_ALPHAS
-    rdp = _opacus("accountants.analysis.rdp")
+    orders, rdp = _accounting()
     divergence = rdp.compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=orders)
     return np.asarray(divergence)
 

@@ -21,12 +21,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flwr_frl.common.run_cache import run_cache
 from flwr_frl.task.devices import RngContext
-from flwr_frl.task.examples import Batch, Crops, ExampleSet, cropped
+from flwr_frl.task.examples import Batch, Crops, ExampleSet, Loss, cropped
 from flwr_frl.task.models.layers import StackedNorms, applied, mean_losses
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.training.sgd import SGD, Proximal
 from flwr_frl.task.training.trainer import clip_stacked
-from flwr_frl.task.types import Loss
 
 Tensors = dict[str, Tensor]
 # Losses that are means over the examples.

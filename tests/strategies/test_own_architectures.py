@@ -229,9 +229,9 @@ def models(monkeypatch):
     """Register models with 32 features, as many as digits-cnn has."""
 
     def build(shape, classes, norm=False):
-        layers = [("flatten", nn.Flatten()), ("fc1", nn.Linear(64, 32))]
-        layers += [("norm", nn.BatchNorm1d(32))] if norm else []
-        return [layers, [("fc2", nn.Linear(32, classes))]]
+        layers = {"flatten": nn.Flatten(), "fc1": nn.Linear(64, 32)}
+        layers |= {"norm": nn.BatchNorm1d(32)} if norm else {}
+        return [layers, {"fc2": nn.Linear(32, classes)}]
 
     monkeypatch.setitem(MODELS, "narrow", build)
     normed = lambda *shape: build(*shape, norm=True)  # noqa: E731
