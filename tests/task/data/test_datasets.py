@@ -224,10 +224,7 @@ def test_missing_parts_are_an_error(folder, tmp_path, part):
     assert code_of(load, folder, tmp_path) == "data-dir"
 
 
-def test_unsuitable_settings_are_an_error(folder, tmp_path):
-    assert code_of(DataSettings, num_classes=-1) == "num-classes"
-    assert code_of(DataSettings, image_size=-1) == "image-size"
-    assert code_of(DataSettings, emnist_split="capitals") == "emnist-split"
+def test_a_cache_that_is_a_file_is_an_error(folder, tmp_path):
     (tmp_path / "file").write_text("a file, not a directory")
     place = str(tmp_path / "file")
     assert code_of(load, folder, tmp_path, cache_dir=place) == "cache-dir"

@@ -59,29 +59,6 @@ def test_split_follows_the_given_proportions():
     assert_disjoint_and_complete(parts, 12)
 
 
-@given(
-    st.integers(1, 6),
-    st.integers(1, 8),
-    st.lists(st.integers(0, 30), min_size=6, max_size=6),
-    st.floats(0.05, 20),
-    st.integers(0, 2**32 - 1),
-)
-def test_split_is_disjoint_complete_and_near_the_shares(
-    num_classes, num_clients, sizes, alpha, seed
-):
-    rng = np.random.default_rng(seed)
-    labels = rng.permutation(np.repeat(np.arange(num_classes), sizes[:num_classes]))
-    proportions = rng.dirichlet(np.full(num_clients, alpha), num_classes)
-    parts = split(labels, proportions, rng)
-    assert_disjoint_and_complete(parts, len(labels))
-    for i, part in enumerate(parts):
-        assert np.all(np.diff(part) > 0)
-        counts = np.bincount(labels[part], minlength=num_classes)
-        # Two roundings, each off by at most one half
-        expected = proportions[:, i] * sizes[:num_classes]
-        assert np.all(np.abs(counts - expected) <= 1 + 1e-9)
-
-
 # Equal shards
 
 

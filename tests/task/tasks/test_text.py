@@ -4,7 +4,6 @@ from zlib import crc32
 
 import named_tasks
 import pytest
-import torch
 from refusals import code_of
 
 from flwr_frl.task.tasks.text import CHARACTERS
@@ -38,22 +37,6 @@ def test_disjoint_windows_predict_at_every_position(tmp_path):
     # start without context.
     assert spelled(task.read("xyzab")) == "zab"
     assert spelled(task.read("b")) == "b"
-
-
-def test_each_position_equals_the_prediction_of_the_window_ending_there(tmp_path):
-    (tmp_path / "a.txt").write_text("to be or not to be, " * 20)
-    at_all, at_end = (
-        task_of(tmp_path, 1, sequence_length=6, text_windows=windows).initial_model()
-        for windows in ("disjoint", "sliding")
-    )
-    # The models have the same arrays, so either can load the other's.
-    at_end.load_state_dict(at_all.state_dict())
-    assert at_all.kind != at_end.kind
-    tokens = torch.tensor([[5, 31, 7, 60, 2, 9], [1, 1, 20, 44, 3, 70]])
-    outputs = at_all(tokens)
-    assert outputs.shape == (2, 80, 6)
-    for end in range(6):
-        torch.testing.assert_close(outputs[:, :, end], at_end(tokens[:, : end + 1]))
 
 
 def test_sliding_windows_and_their_next_characters(tmp_path):

@@ -5,7 +5,6 @@ import math
 
 import pytest
 import torch
-from refusals import code_of
 from small_models import (
     CE,
     MSE,
@@ -51,20 +50,6 @@ def test_bfloat16_is_near_float32():
     for name, value in states[1].items():
         assert value.dtype == torch.float32
         torch.testing.assert_close(value, states[0][name], rtol=0.1, atol=0.02)
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("learning_rate", (0.0, math.nan, math.inf)),
-        ("momentum", (1.0, -0.1)),
-        ("weight_decay", (-1e-4,)),
-        ("batch_size", (0,)),
-    ],
-)
-def test_hyper_parameters_out_of_range_are_an_error(name, values):
-    for value in values:
-        assert code_of(SGD, **{name: value}) == name.replace("_", "-")
 
 
 # Evaluation
