@@ -6,7 +6,6 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -207,12 +206,7 @@ def _torchvision_model(
     names = [n for n in zoo.list_models(module=zoo) if n not in AUXILIARY]
     if name not in names:
         raise unknown("model", name, [*MODELS, *names], "simulation.py --list")
-    options: dict[str, Any] = {"weights": None, "num_classes": num_classes}
-    if name.startswith("vit_"):
-        options["image_size"] = shape[1]
-    if name == "maxvit_t":
-        options["input_size"] = shape[1:]
-    module = zoo.get_model(name, **options)
+    module = zoo.get_model(name, weights=None, num_classes=num_classes)
     _try_out(module, shape)
     linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
     allowed = "one that ends with a linear layer, which is the head"

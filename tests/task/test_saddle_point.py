@@ -7,7 +7,6 @@ import pytest
 from numpy.testing import assert_allclose, assert_array_equal
 
 from benchmarks.multi_task import directed
-from benchmarks.multi_task_network import compress_rows
 from flwr_frl.common.compression import QSGD, Identity, RandK, Sign, TopK
 from flwr_frl.task.saddle_point import (
     Noise,
@@ -99,25 +98,6 @@ def test_gradients_at_points_update_raw_parameters(zeta, point):
 
 
 # The network in arrays
-
-
-@pytest.mark.parametrize("operator", OPERATORS + DRAWING, ids=repr)
-@pytest.mark.parametrize("d", [1, 2, 7, 10, 33, 200])
-def test_compress_rows_equals_decoded_messages(operator, d):
-    x = np.random.default_rng(d).standard_normal((100, d))
-    x *= 10.0 ** np.arange(0, 200, 2)[:, None] ** 0.3
-    x[0], x[1], x[2, ::2], x[3] = 0, 1, 0, -1
-    x[4:8] = np.round(x[4:8] / 4)  # Ties
-    x = x.astype(np.float32).astype(np.float64)
-    streams = lambda row: np.random.default_rng([7, row])  # noqa: E731
-    rows = compress_rows(operator, x, streams)
-    for row, entries in enumerate(x):
-        state = State(entries[None], np.zeros((1, d)), *[np.zeros((1, d))] * 3, 1)
-        problem = QCQP((0,), np.zeros((1, d, d)), np.zeros(1), np.zeros(1))
-        pair = Proximity(np.array([(0, 1)]), np.zeros(1))
-        message = SaddlePoint(problem, pair).send(state, operator, streams(row))
-        assert_array_equal(operator.decompress(message, d).numpy(), rows[row])
-        assert_array_equal(state.copy[0], rows[row])
 
 
 @pytest.mark.parametrize("kind", [QCQP, LogisticRegression])

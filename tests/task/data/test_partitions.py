@@ -97,21 +97,6 @@ def test_shards_are_dealt_out_completely(data, num_classes, seed):
             assert counts.max() <= 1 + 1e-9
 
 
-@pytest.mark.parametrize(
-    ("clients", "classes", "per_client", "works"),
-    [(5, 10, 2, True), (7, 10, 2, False), (3, 9, 6, True), (4, 9, 6, False)],
-)
-def test_shards_can_be_equal_for_some_numbers_of_clients(
-    clients, classes, per_client, works
-):
-    settings = PartitionSettings(classes_per_client=per_client)
-    given = classes, clients, settings, np.random.default_rng(0)
-    if works:
-        shards(*given)
-    else:
-        assert code_of(shards, *given) == "num-clients"
-
-
 # Other partitions
 
 

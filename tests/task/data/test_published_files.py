@@ -180,21 +180,3 @@ def test_invalid_arrays_are_an_error(arrays, tmp_path, change):
     save_arrays(arrays, "train", **present)
     error = refusal(load, arrays, tmp_path, task="arrays")
     assert (error.code, str(arrays) in str(error)) == ("data-dir", True)
-
-
-@pytest.mark.parametrize(
-    "content", [None, {"labels": np.arange(3)}, b"no archive", np.arange(3), 300, 0]
-)
-def test_files_without_arrays_are_an_error(arrays, tmp_path, content):
-    path = arrays / "train.npz"
-    if isinstance(content, int):
-        content = path.read_bytes()[:content]
-    path.unlink()
-    if isinstance(content, dict):
-        np.savez(path, **content)
-    elif isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content is not None:
-        with path.open("wb") as file:
-            np.save(file, content)
-    assert code_of(load, arrays, tmp_path, task="arrays") == "data-dir"

@@ -113,20 +113,6 @@ def test_device_uses_all_files_and_may_set_the_classes(folder, data):
     assert code_of(folder, data, classes="up,none") == "classes"
 
 
-def test_spellings_of_a_label_are_one_class(folder, data):
-    labels = {"ann": ("0", "1"), "bob": ("0.0", "1."), "cat": (" 0 ", "1.00")}
-    (data / "cat.tsv").unlink()
-    for name, pair in labels.items():
-        rows = [(text, pair[label == "up"]) for text, label in ROWS]
-        write(data / f"{name}.csv", [("text", "label"), *rows])
-    task = task_of(folder, data)
-    assert task.classes == ("0", "1")
-    counts = [task.train_examples(i).targets.bincount().tolist() for i in range(3)]
-    assert counts[0] == counts[1] == counts[2]
-    write(data / "ann.csv", [("text", "label"), *ROWS[:1], ("the phone", " ")])
-    assert code_of(folder, data, 2) == "data-dir"
-
-
 @pytest.mark.parametrize(
     ("layers", "trained"), [(0, {0, 1, 2}), (1, {1, 2}), (3, set()), (-1, set())]
 )
