@@ -56,6 +56,13 @@ NOBODY_INTERVAL = 30.0
 # Metrics under which a client may report its training loss: flwr-frl's, that of
 # Flower's templates, and the plain name.
 LOSSES = ("train-loss", "train_loss", "loss")
+# Arguments with which a strategy samples and averages as Flower's FedAvg does.
+FLOWERS: dict[str, object] = {
+    "fraction_train": 1.0,
+    "min_train_nodes": 2,
+    "min_available_nodes": 2,
+    "weighting": "examples",
+}
 
 
 @dataclass
@@ -610,11 +617,15 @@ class Strategy(Algorithm, uses_mean="only"):
         restore_tree(self.state, state)
 
     def summary(self) -> None:
-        """Log the arguments."""
-        log(INFO, "\t└──> %s: %s", type(self).__name__, self.settings)
+        """Log the arguments, and those with which Flower's FedAvg differs."""
+        settings = self.settings
+        log(INFO, "\t├──> %s: %s", type(self).__name__, settings)
         if self._personal:
             names = ", ".join(self._personal)
-            log(INFO, "\t└──> Kept on the server for each client: %s", names)
+            log(INFO, "\t├──> Kept on the server for each client: %s", names)
+        differ = {n: v for n, v in FLOWERS.items() if getattr(settings, n) != v}
+        text = ", ".join(f"{name}={value!r}" for name, value in differ.items())
+        log(INFO, "\t└──> Flower's FedAvg would have: %s", text or "the same")
 
 
 def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:
