@@ -159,7 +159,7 @@ def clocked(settings: Own) -> Iterator[tuple[float, float]]:
     nodes = rounds.strategy._identify(rounds.grid)
     speeds = speed_model(settings, int(settings["num-clients"]))
     assert speeds is not None
-    clock = SimulatedArrivals(rounds.grid, speeds, 0.0, nodes.index)
+    clock = SimulatedArrivals(rounds.grid, speeds, nodes.index)
     rounds.grid = clock
     truth = task_of(settings).representation
     while True:

@@ -44,7 +44,13 @@ from flwr_frl.strategies.server.replies import (
     size_of,
     to_record,
 )
-from flwr_frl.strategies.server.round import PERSONAL, Participation, Reply, Round
+from flwr_frl.strategies.server.round import (
+    EVALUATED,
+    PERSONAL,
+    Participation,
+    Reply,
+    Round,
+)
 from flwr_frl.strategies.server.traits import (
     Algorithm,
     StrategySettings,
@@ -159,13 +165,16 @@ class Strategy(Algorithm, uses_mean="only"):
         require(valid, "personal", personal, allowed)
         # Warnings that were logged.
         self._warned = set[tuple[object, ...]]()
-        sampling = settings.fraction_train, settings.min_train_nodes, settings.seed
-        evaluated = settings.fraction_evaluate, min_evaluate_nodes, settings.seed
+        trained = settings.fraction_train, settings.min_train_nodes, settings.seed
+        tested = settings.fraction_evaluate, min_evaluate_nodes, settings.seed
         self._run = Parts(
             Clients(settings.min_available_nodes),
-            Participation(*sampling),
+            Participation(*trained),
             Round(self),
-            Evaluation(Round(self, kind=MessageType.EVALUATE), *evaluated),
+            Evaluation(
+                Round(self, kind=MessageType.EVALUATE),
+                Participation(*tested, EVALUATED),
+            ),
             ClientPrivacy(noise, clip, settings.server_dp_delta) if noise else None,
         )
 
@@ -380,10 +389,9 @@ class Strategy(Algorithm, uses_mean="only"):
         if foreign and not self._personal and client != "FedAvgClient":
             text = "the clients are those of another app: if they do not do the same "
             text += "as %s, the server averages all that they return; to keep each "
-            text += (
-                "client's last layer on the server, use FedPer(personal=(%r,)) with "
-            )
-            self._warn_once(text + "an unchanged ClientApp", client, round.layers[-1])
+            text += "client's last layer on the server, use FedPer(personal=(%r,)) "
+            text += "with an unchanged ClientApp"
+            self._warn_once(text, client, round.layers[-1])
 
     # Messages.
 
@@ -604,7 +612,7 @@ class Strategy(Algorithm, uses_mean="only"):
         """Return a function that returns, at any later time, the state as it is now."""
         clients, evaluation = self._run.clients, self._run.evaluation
         values = clients.state_dict()
-        if evaluation.fraction < 1 or clients.busy:
+        if evaluation.sampling.fraction < 1 or clients.busy:
             # Else all clients are in every evaluation.
             values |= {TESTED: evaluation.metrics, TESTED_IN: evaluation.rounds}
         return snapshot_of(self.state, values)

@@ -1,6 +1,6 @@
 """The Flower ServerApp: runs any algorithm and writes its results."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any
@@ -112,12 +112,11 @@ def serve(
             tested = [model for model in keys.TESTED_MODELS if model in reported]
             report.tested = " or ".join(tested)
             before = report.latest.get("seconds-simulated", 0.0)
-            clock = _clock(grid, settings, nodes, before)
-            adapted = strategy._adapt_grid(clock or grid)
+            adapted = strategy._adapt_grid(_timed(grid, settings, nodes, before))
             secure = build(SecureSettings, settings)
             if secure.secure_aggregation:
                 adapted = SecureGrid(adapted, strategy, secure, place, former)
-            loop = Loop(strategy, options, report, clock, start, keep_clients)
+            loop = Loop(strategy, options, report, start, keep_clients)
             joined = loop.run(adapted)
             summary = report.finish(*_final_clients(strategy, joined))
         refuse_losses(options.output, report.lost)
@@ -135,21 +134,18 @@ def _resumed(strategy: Strategy, settings: Settings, former: Path) -> Checkpoint
     return checkpoint
 
 
-def _clock(
-    grid: Grid, settings: Settings, nodes: list[int], seconds: float
-) -> SimulatedArrivals | None:
-    """Return a grid with the simulated speeds that the settings name."""
+def _timed(grid: Grid, settings: Settings, nodes: list[int], seconds: float) -> Grid:
+    """Return a grid with the simulated speeds that the settings name, if any."""
     speeds = speed_model(settings, len(nodes))
     if speeds is None:
-        return None
+        return grid
     position = {node: i for i, node in enumerate(nodes)}
 
     def position_of(node: int) -> int:
         # A client that joins later has the speed of one of the initial clients.
         return position.setdefault(node, len(position)) % len(nodes)
 
-    time = float(settings["communication-time"])
-    return SimulatedArrivals(grid, speeds, time, position_of, seconds)
+    return SimulatedArrivals(grid, speeds, position_of, seconds)
 
 
 def _final_clients(
@@ -221,18 +217,13 @@ def server_settings(given: Settings) -> Settings:
     return resolve(given, settings_owners, strict=not foreign)
 
 
-def make_app(
-    run_config: UserConfig | None = None,
-    finished: Callable[[dict[str, Any]], None] = lambda summary: None,
-) -> ServerApp:
+def make_app(run_config: UserConfig | None = None) -> ServerApp:
     """Return the ServerApp.
 
     Parameters
     ----------
     run_config : UserConfig, optional
         Settings; by default those of the context, which ``flwr run`` sets.
-    finished : callable, optional
-        Called with the run's summary.
 
     Returns
     -------
@@ -254,7 +245,6 @@ def make_app(
         if why := failure(short_name(str(settings["algorithm"])), summary):
             raise SettingsError(why, LOST)
         log(INFO, "finished: %s", summary)
-        finished(summary)
 
     return app
 

@@ -441,9 +441,8 @@ class Inbox(GridDecorator):
                     raise
                 # Only the first of consecutive outages is logged.
                 if not any(each.stopped for each in self._sent.values()):
-                    log(
-                        WARNING, "the SuperLink gives no replies: %s", error_line(error)
-                    )
+                    text = "the SuperLink gives no replies: %s"
+                    log(WARNING, text, error_line(error))
                 sent.stopped = True
                 break
             sent.stopped = False

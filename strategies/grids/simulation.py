@@ -157,13 +157,10 @@ class InlineGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Store messages and return their ids; pulling answers them."""
-        ids = []
-        for message in messages:
-            message_id = f"{next(self._numbers)}"
-            named = message_like(message, message.content, message_id=message_id)
-            self._pending[message_id] = named
-            ids.append(message_id)
-        return ids
+        new = {str(next(self._numbers)): message for message in messages}
+        for i, message in new.items():
+            self._pending[i] = message_like(message, message.content, message_id=i)
+        return list(new)
 
     def pull_messages(
         self, message_ids: Iterable[str], *, timeout: float | None = None

@@ -49,7 +49,7 @@ class SpeedModel(Checked):
         ``groups``: T_i ~ Exp with mean 0.1, or mean 10 for the stragglers, who are the
         last clients, drawn once. ``correlated``: as ``fixed``, but sorted, so that with
         the partition ``class-groups`` speed and labels go together. Or the path of a
-        file with one time per line, for each client.
+        file with one time per line, for each client; further lines are ignored.
     clients : int
         Number of clients M.
     straggler_fraction : float, default 0.1
@@ -84,11 +84,18 @@ class SpeedModel(Checked):
 
     @cached_property
     def _listed(self) -> Times:
-        """The times in the file that the model names."""
-        name, known = self.speed_model, ("none", *MODELS)
+        """The times in the file that the model names, one number per line."""
+        name, known, n = self.speed_model, ("none", *MODELS), self.clients
         if not Path(name).is_file():
             raise unknown("speed-model", name, known, others="the path of a file")
-        return read_times(Path(name), self.clients)
+        allowed = f"a finite number of at least 0 a line, for each of {n} clients"
+        with reading(Path(name), "speed-model", allowed):
+            times = np.loadtxt(name, ndmin=1, encoding="utf-8").ravel()[:n]
+        wrong = times[~((times >= 0) & (times < np.inf))]
+        found = str(wrong[0]) if len(wrong) else f"there are {len(times)}"
+        valid = len(times) == n and not len(wrong)
+        require(valid, f"a time of speed-model {name!r}", found, allowed)
+        return times
 
     def times(self, server_round: int) -> Times:
         """Return each client's time in a round (from 1), in the model's unit."""
@@ -119,22 +126,6 @@ class SpeedModel(Checked):
         return total / DRAWS
 
 
-def read_times(path: Path, num_clients: int) -> Times:
-    """Read a time for each client, one number per line; further lines are ignored.
-
-    Raises `SettingsError` if a line is not a number, a time is negative or not finite,
-    or there are too few.
-    """
-    allowed = f"a finite number of at least 0 a line, for each of {num_clients} clients"
-    with reading(path, "speed-model", allowed):
-        times = np.loadtxt(path, ndmin=1, encoding="utf-8").ravel()[:num_clients]
-    wrong = times[~((times >= 0) & (times < np.inf))]
-    found = str(wrong[0]) if len(wrong) else f"there are {len(times)}"
-    valid = len(times) == num_clients and not len(wrong)
-    require(valid, f"a time of speed-model {str(path)!r}", found, allowed)
-    return times
-
-
 def speed_model(settings: Settings, clients: int) -> SpeedModel | None:
     """Return the speed model of the settings; None for ``none``."""
     model = build(SpeedModel, settings, clients=clients)
@@ -156,8 +147,6 @@ class SimulatedArrivals(GridDecorator):
         The simulation's grid.
     speeds : SpeedModel
         Computation time of each client.
-    communication_time : float
-        Additional time of a round, in the unit of the speeds.
     position_of : callable
         Returns a node's position in the order of the clients' names.
     seconds : float, default 0
@@ -168,15 +157,11 @@ class SimulatedArrivals(GridDecorator):
         self,
         grid: Grid,
         speeds: SpeedModel,
-        communication_time: float,
         position_of: Callable[[int], int],
         seconds: float = 0.0,
     ) -> None:
         super().__init__(grid)
-        self.speeds = speeds
-        self.communication_time = communication_time
-        self.position_of = position_of
-        self.seconds = seconds
+        self.speeds, self.position_of, self.seconds = speeds, position_of, seconds
         self._closing: Closing | None = None
 
     def wait_for(self, closing: Closing) -> None:
@@ -194,23 +179,20 @@ class SimulatedArrivals(GridDecorator):
                 return self.grid.send_and_receive(messages, timeout=timeout)
             closing = Closing()
         # Nodes at work by the times of their replies.
-        queue: list[tuple[float, int, int]] = []
-
-        def await_reply(node: int) -> None:
-            due = closing.at_work[node][1]
-            heapq.heappush(queue, (due, self.position_of(node), node))
+        at_work = closing.at_work.items()
+        queue = [(due, self.position_of(node), node) for node, (_, due) in at_work]
+        heapq.heapify(queue)
 
         def start(messages: list[Message]) -> None:
             if messages:
                 times = self.speeds.times(int(messages[0].metadata.group_id))
-                due = times + self.communication_time + self.seconds
+                due = times + self.speeds.communication_time + self.seconds
             for message in messages:
                 node = message.metadata.dst_node_id
-                closing.begin(message, float(due[self.position_of(node)]))
-                await_reply(node)
+                position = self.position_of(node)
+                closing.begin(message, float(due[position]))
+                heapq.heappush(queue, (float(due[position]), position, node))
 
-        for node in closing.at_work:
-            await_reply(node)
         start(messages)
         replies: list[Message] = []
         while closing.missing > 0 and queue:

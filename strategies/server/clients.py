@@ -63,6 +63,10 @@ class ClientInfo:
         Why it cannot take part, as last logged; empty if it can.
     rests : int
         How often it is still skipped before it is asked again.
+    problem : str
+        Why its last message did not count, if so.
+    left : float or None
+        When its node was last seen, if it was connected and has left.
     is_newcomer : bool
         True if the client joins after the training.
     """
@@ -71,6 +75,8 @@ class ClientInfo:
     properties: Mapping[str, Any] = field(default_factory=dict)
     refusal: str = field(default="", init=False)
     rests: int = field(default=0, init=False)
+    problem: str = field(default="", init=False)
+    left: float | None = field(default=None, init=False)
     is_newcomer: bool = field(default=False, init=False)
 
 
@@ -90,6 +96,8 @@ class Clients:
         Nodes that were available at the last `identify`.
     busy : frozenset of int
         Nodes that were connected then and still owe a reply.
+    connected : frozenset of int
+        The nodes of `here` and of `busy`.
     untrained : frozenset of int
         Nodes whose clients have no training examples, unless no client has any.
     foreign : set of int
@@ -122,10 +130,10 @@ class Clients:
 
     def __init__(self, min_available_nodes: int = 1) -> None:
         self._min_available_nodes = min_available_nodes
-        # All nodes that have answered, former nodes of clients among them.
+        # All nodes, former nodes of clients among them.
         self._rows: dict[int, ClientInfo] = {}
         self.known: dict[int, ClientInfo] = {}
-        self.here = self.busy = self.untrained = frozenset[int]()
+        self.here = self.busy = self.connected = self.untrained = frozenset[int]()
         self.foreign = set[int]()
         self.keyed = self.checkpoints = False
         self.keys: dict[str, str] = {}
@@ -181,12 +189,14 @@ class Clients:
         # Asynchronous grids list nodes that are training.
         available = self.here - getattr(grid, "at_work", frozenset[int]())
         self.busy = getattr(grid, "connected", frozenset[int]()) - available
+        self.connected = self.here | self.busy
         asked = []
         for node in (node for node in nodes if node not in self.known):
-            row = self._rows.get(node, ClientInfo(str(node)))
-            row.rests -= bool(row.refusal)
-            if not row.refusal or row.rests < 0:
+            row = self._rows.setdefault(node, ClientInfo(str(node)))
+            if row.rests == 0:
                 asked.append(node)
+            else:
+                row.rests -= 1
         if asked:
             self._ask(asked, grid)
         if asked or taking_part is None:
@@ -300,7 +310,7 @@ class Clients:
             )
         if (twin := taken.setdefault(name, node)) != node:
             # The client has a new node id, or two clients share a name.
-            if twin in self.here | self.busy:
+            if twin in self.connected:
                 raise InvalidReplyError(
                     f"calls itself {name!r}, as another does; choose another name, or "
                     "wait until the other is offline"
@@ -355,6 +365,11 @@ class Clients:
         """Rows of the nodes that cannot take part."""
         return {node: row for node, row in self._rows.items() if row.refusal}
 
+    def by_name(self) -> dict[str, tuple[int, ClientInfo]]:
+        """Return each client's node, a connected one if there is any, and its row."""
+        nodes = sorted(self._rows, key=self.connected.__contains__)
+        return {self._rows[node].name: (node, self._rows[node]) for node in nodes}
+
     def _by_name(self, nodes: Iterable[int]) -> list[int]:
         return sorted(nodes, key=lambda node: (self.name_of(node), node))
 
@@ -372,8 +387,8 @@ class Clients:
     def declared(self, node: int, name: str) -> float:
         """Return a number that a node's client declared at first; inf for none."""
         # The client may have another node since it was asked; rows stay.
-        row = self._rows.get(node)
-        return float(row.properties.get(name, math.inf)) if row else math.inf
+        row = self._rows.get(node, ClientInfo(""))
+        return float(row.properties.get(name, math.inf))
 
     # Nodes that owe a reply.
 
@@ -466,8 +481,8 @@ class Clients:
         to which a resume would return, the first fingerprint of its examples, the
         node's registered name, and the statistics of all devices' columns.
         """
-        row, checkpointed = self._rows.get(node), self.checkpointed
-        name = row.name if row else str(node)
+        row = self._rows.get(node, ClientInfo(str(node)))
+        name, checkpointed = row.name, self.checkpointed
         # Without checkpoints, clients need only the state of the previous round.
         if not self.checkpoints and not checkpointed:
             checkpointed = server_round - 1
@@ -485,7 +500,7 @@ class Clients:
             config[keys.RUN] = self.run_token
         if self._columns:
             config[keys.COLUMNS] = self._columns
-        if row and isinstance(examples := row.properties.get(keys.EXAMPLES), str):
+        if isinstance(examples := row.properties.get(keys.EXAMPLES), str):
             config[keys.EXAMPLES] = self._examples.setdefault(name, examples)
         return config
 

@@ -16,13 +16,11 @@ from flwr_frl.common.settings import require
 from flwr_frl.common.text import several
 from flwr_frl.strategies.server.clients import Clients
 from flwr_frl.strategies.server.replies import metric_record
-from flwr_frl.strategies.server.round import Reply, Round, draw
+from flwr_frl.strategies.server.round import Participation, Reply, Round
 
 if TYPE_CHECKING:
     from flwr_frl.strategies.base import Strategy
 
-# Distinguishes the draws of evaluated clients from others of the same seed.
-EVALUATED = 0xE7A1
 # Names in checkpoints of the clients' latest metrics, and of the rounds of these.
 TESTED, TESTED_IN = "tested", "tested-in"
 # Fractions of a newcomer's examples on which it trains its personal part.
@@ -39,12 +37,8 @@ class Evaluation:
     ----------
     round : Round
         An empty round; later the last evaluation's messages and valid replies.
-    fraction : float
-        Fraction of the clients in an evaluation, rounded down; 0 evaluates none.
-    least : int
-        Minimum number of clients in an evaluation.
-    seed : int
-        Seed of the sampling.
+    sampling : Participation
+        Samples the clients; with the fraction 0, none is evaluated.
 
     Attributes
     ----------
@@ -54,8 +48,8 @@ class Evaluation:
         Round in which each client was last evaluated.
     """
 
-    def __init__(self, round: Round, fraction: float, least: int, seed: int) -> None:
-        self.round, self.fraction, self.least, self.seed = round, fraction, least, seed
+    def __init__(self, round: Round, sampling: Participation) -> None:
+        self.round, self.sampling = round, sampling
         self.metrics: dict[str, dict[str, float]] = {}
         self.rounds: dict[str, int] = {}
         # The nodes that were drawn for this evaluation, busy ones among them.
@@ -70,9 +64,8 @@ class Evaluation:
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return the nodes to evaluate in a round, in the same order."""
-        count = max(int(self.fraction * len(nodes) + 1e-9), self.least)
-        count *= self.fraction > 0
-        nodes = draw(nodes, count, self.seed, EVALUATED, server_round)
+        nodes = nodes if self.sampling.fraction else []
+        nodes = self.sampling.sample(server_round, nodes)
         self._sampled = frozenset(nodes)
         return nodes
 

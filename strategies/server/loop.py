@@ -31,7 +31,6 @@ from flwr_frl.results.results import (
     strict_json,
 )
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.grids.speeds import SimulatedArrivals
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.evaluation import ByExamples, let_join
 from flwr_frl.strategies.server.run_settings import RunSettings
@@ -136,8 +135,6 @@ class Loop:
         Number of rounds, and which are evaluated.
     report : Report
         Receives the rows; its folder gets the checkpoints and the status.
-    clock : SimulatedArrivals or None
-        The simulated time.
     start : Checkpoint
         The state from which the run continues; of round 0 for a new run.
     keep_clients : callable or None
@@ -147,23 +144,18 @@ class Loop:
     strategy: Strategy
     settings: RunSettings
     report: Report
-    clock: SimulatedArrivals | None
     start: Checkpoint
     keep_clients: KeepClients | None
 
     def __post_init__(self) -> None:
         """Begin to measure the time."""
         self._began = time.monotonic() - self.start.seconds
-        self._grid: Grid | None = None
+        self._grid: Any = None
         # The checkpoint of the last round until it is written, in case the run ends.
         self._unwritten: Callable[[], Checkpoint] | None = None
         # Number of consecutive rounds without a valid reply.
         self._empty = 0
-        # By name: nodes of the connected clients, when clients that have left were last
-        # seen, and each client's last problem.
-        self._connected: dict[str, int] = {}
-        self._last_seen: dict[str, float] = {}
-        self._problems: dict[str, str] = {}
+        self._connected = frozenset[int]()
         # When the status is written next.
         self._due = 0.0
 
@@ -284,8 +276,9 @@ class Loop:
         waits = run.participation.waits_for_all
         about = {"round": server_round, "seconds": round(seconds, 3)}
         row = {**about, **metrics, **about}
-        if self.clock is not None:
-            row["seconds-simulated"] = self.clock.seconds
+        # With simulated speeds, the grid has a clock.
+        if hasattr(self._grid, "seconds"):
+            row["seconds-simulated"] = self._grid.seconds
         if run.round.rejections:
             rejected = [clients.label(name) for name, _ in run.round.rejections]
             row["rejected-clients"] = rejected
@@ -303,9 +296,11 @@ class Loop:
         for each, when in ((run.round, "round"), (evaluation, "evaluation of round")):
             if each.number == server_round:
                 missing = each.silent if waits or each is evaluation else []
-                problems = [*each.rejections, *((name, "no reply") for name in missing)]
-                for name, why in problems:
-                    self._problems[name] = f"{when} {server_round}: {why}"
+                problems = dict([*each.rejections, *((n, "no reply") for n in missing)])
+                rows = clients.by_name() if problems else {}
+                for name in problems.keys() & rows:
+                    why = f"{when} {server_round}: {problems[name]}"
+                    rows[name][1].problem = why
         joined, left = self._update_connected()
         number = int(row.get("clients", 0))
         counted = f"{number} client{'s' * (number != 1)}"
@@ -342,42 +337,39 @@ class Loop:
 
     def _update_connected(self) -> tuple[list[str], list[str]]:
         """Return the clients that have joined and left since the last call."""
-        clients = self.strategy._run.clients
-        # Nodes that still owe a reply are connected, too.
-        names = {clients.name_of(node): node for node in clients.here | clients.busy}
-        nodes, former = set(names.values()), set(self._connected.values())
-        joined = [f"{clients.label_of(n)} (node {n})" for n in nodes - former]
-        # A client may have reconnected as another node, or may have been named since.
-        gone = [name for name, node in self._connected.items() if node not in nodes]
-        left = sorted(set(gone) - names.keys())
-        self._last_seen |= dict.fromkeys(left, time.time())
-        self._connected = names
-        return sorted(joined), [clients.label(name) for name in left]
+        clients, former = self.strategy._run.clients, self._connected
+        self._connected = now = clients.connected
+        if now == former:
+            return [], []
+        joined = [f"{clients.label_of(node)} (node {node})" for node in now - former]
+        left = []
+        for name, (node, row) in clients.by_name().items():
+            # A client may have reconnected as another node.
+            if node in former - now:
+                row.left = time.time()
+                left.append(clients.label(name))
+        return sorted(joined), sorted(left)
 
     def write_status(self, state: str) -> None:
         """Write ``status.json`` of a running, finished or stopped run."""
         began, run, clients = time.monotonic(), self.strategy._run, []
         self._update_connected()
         updates = run.participation.updates
-        properties = {row.name: row.properties for row in run.clients.known.values()}
-        last_seen = self._last_seen | dict.fromkeys(self._connected, time.time())
-        problems = self._problems | {
-            row.name: f"takes no part: {row.refusal}"
-            for row in run.clients.refused.values()
-        }
-        for name in sorted({*properties, *last_seen, *problems}):
-            about, node = properties.get(name, {}), self._connected.get(name)
+        for name, (node, row) in sorted(run.clients.by_name().items()):
+            is_here = node in self._connected
             client = {
                 "client": run.clients.label(name),
                 # A string, since JavaScript's numbers have too few digits.
-                "node": None if node is None else str(node),
-                "last-seen": last_seen.get(name),
+                "node": str(node) if is_here else None,
+                "last-seen": time.time() if is_here else row.left,
                 "last-round": run.clients.acknowledged.get(name, 0),
-                NUM_EXAMPLES: about.get(NUM_EXAMPLES),
-                NUM_TEST_EXAMPLES: about.get(NUM_TEST_EXAMPLES),
+                NUM_EXAMPLES: row.properties.get(NUM_EXAMPLES),
+                NUM_TEST_EXAMPLES: row.properties.get(NUM_TEST_EXAMPLES),
                 "updates": None if updates is None else updates.get(name, 0),
-                "reason": problems.get(name, ""),
+                "reason": row.problem,
             }
+            if row.refusal:
+                client["reason"] = f"takes no part: {row.refusal}"
             clients.append(client)
         rounds = self.settings.num_server_rounds
         left = seconds_left(self.report.rows, rounds) if state == "running" else None

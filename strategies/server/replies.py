@@ -6,11 +6,12 @@ that a reply declares never determines how much memory is allocated.
 
 import io
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
@@ -122,8 +123,6 @@ def _length(value: object) -> int:
 
 def reply_properties(reply: Message) -> Mapping[str, Any]:
     """Return the properties in a reply; empty if there are none."""
-    if isinstance(reply, RowReply) and reply.is_unread:
-        return {}
     # Flower's `config_records` copies the dictionary.
     record = entries_of(reply.content).get(keys.PROPERTIES)
     return entries_of(record) if isinstance(record, ConfigRecord) else {}
@@ -175,34 +174,35 @@ def checked_arrays(
     arrays: Arrays = {}
     usual = {name: tuple(like.shape) for name, like in expected.items()}
     for name, shape in {**usual, **(shapes or {})}.items():
-        array, like = record[name], expected[name]
-        dtype = np.dtype(like.dtype)
-        declared, size = tuple(array.shape), int(np.prod(shape)) * dtype.itemsize
-        problem = ""
-        if (array.stype, array.dtype, declared) != (like.stype, like.dtype, shape):
-            problem = f"is {array.stype!r} {array.dtype}{list(declared)}, not "
-            problem += f"{like.stype!r} {like.dtype}{list(shape)}"
-        elif isinstance(array, MemoryArray):
-            arrays[name], finite = array.values, array.all_finite
-        elif len(array.data) > size + MAX_HEADER:
-            problem = f"has {len(array.data):,} bytes, not about {size:,}"
-        else:
-            try:
-                arrays[name] = _parsed(array.data, shape, dtype)
-                finite = all_finite(arrays[name])
-            except Exception as error:  # TokenError, RecursionError, …
-                problem = f"is no valid .npy file: {error}"
-        if not problem:
-            values = arrays[name]
-            if (values.shape, values.dtype) != (shape, dtype):
-                problem = f"holds {values.dtype}{list(values.shape)}"
-            elif not finite:
-                problem = "has values that are not finite"
-            elif dtype == np.float64 and np.abs(values).max(initial=0) > LARGEST:
-                problem = f"has values above {LARGEST:.2g}"
-        if problem:
-            raise InvalidReplyError(f"array {name!r} {problem}")
+        try:
+            arrays[name] = _checked(record[name], expected[name], shape)
+        except Exception as error:  # TokenError, RecursionError, … of a header
+            raise InvalidReplyError(f"array {name!r}: {error}") from None
     return arrays
+
+
+def _checked(array: Array, like: Array, shape: tuple[int, ...]) -> NDArray:
+    """Return an array's values; raise unless it has this shape and another's type."""
+    dtype = np.dtype(like.dtype)
+    declared = array.stype, array.dtype, tuple(array.shape)
+    if declared != (like.stype, like.dtype, shape):
+        expected = like.stype, like.dtype, shape
+        raise ValueError(f"it is declared as {declared}, not {expected}")
+    if isinstance(array, MemoryArray):
+        values, is_valid = array.values, array.all_finite
+    else:
+        size = int(np.prod(shape)) * dtype.itemsize
+        if len(array.data) > size + MAX_HEADER:
+            raise ValueError(f"it has {len(array.data):,} bytes, not about {size:,}")
+        values = _parsed(array.data, shape, dtype)
+        is_valid = all_finite(values)
+    if (values.shape, values.dtype) != (shape, dtype):
+        raise ValueError(f"it holds {values.dtype}{list(values.shape)}")
+    if dtype == np.float64:
+        is_valid = is_valid and np.abs(values).max(initial=0) <= LARGEST
+    if not is_valid:
+        raise ValueError("its values are not finite, or too large")
+    return values
 
 
 def decompressed(
@@ -253,8 +253,7 @@ def reply_arrays(reply: Message) -> ArrayRecord:
     Raises `InvalidReplyError` if there are none, or one differs from its declaration.
     """
     record = entries_of(reply.content).get(keys.ARRAYS)
-    if not isinstance(record, ArrayRecord):
-        raise InvalidReplyError(f"has no arrays under {keys.ARRAYS!r}")
+    record = record if isinstance(record, ArrayRecord) else ArrayRecord()
     for name, array in record.items():
         try:
             valid = np.dtype(array.dtype).kind in "biuf" and array.stype == NPY
@@ -311,20 +310,19 @@ def row_size(reply: RowReply) -> int:
 # Arithmetic
 
 
+@dataclass
 class RunningMean:
     """The weighted mean of arrays that are added one after the other.
 
     Only the sums are in memory, in float64.
     """
 
-    def __init__(self) -> None:
-        self._total = 0.0
-        self._sums: dict[str, npt.NDArray[np.float64]] = {}
-        self._dtypes: dict[str, np.dtype[np.generic]] = {}
-        # Rows that are added together.
-        self._rows: ReplyRows | None = None
-        # Their numbers and weights.
-        self._added: list[tuple[int, float]] = []
+    _total: float = 0.0
+    _sums: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
+    _dtypes: dict[str, np.dtype[np.generic]] = field(default_factory=dict)
+    # Rows that are added together, and their numbers and weights.
+    _rows: ReplyRows | None = None
+    _added: list[tuple[int, float]] = field(default_factory=list)
 
     def add(self, weight: float, arrays: Mapping[str, NDArray]) -> None:
         """Add arrays with a weight, at least 0."""
@@ -427,7 +425,7 @@ def as_float16(arrays: ArrayRecord) -> ArrayRecord:
     return record
 
 
-def as_float32(arrays: Arrays, before: ArrayRecord) -> Arrays:
+def as_float32(arrays: Mapping[str, NDArray], before: ArrayRecord) -> Arrays:
     """Return float16 arrays as float32, the reverse of `as_float16`.
 
     Arrays that were float16 before, as those of a half-precision model, stay float16.

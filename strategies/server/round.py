@@ -34,7 +34,6 @@ from flwr_frl.strategies.server.replies import (
     checked_arrays,
     decompressed,
     error_reason,
-    reply_properties,
     row_size,
     size_of,
 )
@@ -42,18 +41,13 @@ from flwr_frl.strategies.server.replies import (
 if TYPE_CHECKING:
     from flwr_frl.strategies.base import Strategy
 
-# Distinguishes the draws of clients that train from others of the same seed.
-SAMPLED = 0x5A3B
+# Distinguish the draws of clients that train, and that are evaluated, from others of
+# the same seed.
+SAMPLED, EVALUATED = 0x5A3B, 0xE7A1
 # Key of the last round's change, for `centered-clip`, in the strategy's state.
 LAST_CHANGE = "last-change"
 # Key of the arrays that the server keeps for each client, in the strategy's state.
 PERSONAL = "personal"
-
-
-def draw(nodes: Sequence[int], count: int, *entropy: int) -> list[int]:
-    """Return up to ``count`` of the nodes, drawn by a seed, in the same order."""
-    rng, count = np.random.default_rng(entropy), min(count, len(nodes))
-    return [nodes[i] for i in sorted(rng.choice(len(nodes), count, replace=False))]
 
 
 @dataclass
@@ -70,6 +64,8 @@ class Participation:
         Minimum number of nodes.
     seed : int
         Seed of the sampling.
+    label : int, default `SAMPLED`
+        Distinguishes the draws from others of the same seed.
 
     Attributes
     ----------
@@ -80,6 +76,7 @@ class Participation:
     fraction: float
     least: int
     seed: int
+    label: int = SAMPLED
     clients: int = field(default=0, init=False)
 
     # True if a round waits for the replies of all sampled clients.
@@ -114,7 +111,9 @@ class Participation:
         every = len(nodes) + others
         share = max(int(self.fraction * every + 1e-9), self.least)
         self.clients = min(share, every)
-        return draw(nodes, self.clients, self.seed, SAMPLED, server_round)
+        count = min(self.clients, len(nodes))
+        rng = np.random.default_rng([self.seed, self.label, server_round])
+        return [nodes[i] for i in sorted(rng.choice(len(nodes), count, replace=False))]
 
     def open(self, round: "Round", messages: list[Message], grid: Grid) -> None:
         """Prepare the grid for a round whose messages are about to be sent.
@@ -183,8 +182,10 @@ class Reply:
         Its metrics, ``num-examples`` and ``train-loss`` among them; empty for an
         evaluation without test examples.
     decoded : dict of str to mapping
-        The expected arrays as they were received, by key of the record. They are views
-        of the message's bytes.
+        The expected arrays, by key of the record. They are views of the message's
+        bytes, or float32 copies with ``transport="float16"``.
+    unused : str
+        Why the client could not use its saved state; empty if it could.
     """
 
     _strategy: "Strategy"
@@ -194,26 +195,23 @@ class Reply:
     size: int
     metrics: dict[str, float] = field(default_factory=dict)
     decoded: dict[str, Any] = field(default_factory=dict)
+    unused: str = ""
 
     def shared(self) -> Arrays:
         """Return its shared arrays, for reading only.
 
-        They are without ``personal`` ones. With ``transport="float16"`` they are
-        converted to float32. In asynchronous rounds they are moved to the current
-        version.
+        They are without ``personal`` ones. In asynchronous rounds they are moved to the
+        current version.
         """
         run, arrays = self._strategy._run, self.decoded[keys.ARRAYS]
-        if self._strategy.settings.transport == "float16":
-            arrays = as_float32(arrays, run.round.record)
         if names := run.round.personal:
             arrays = {n: a for n, a in arrays.items() if n not in names}
         return run.participation.rebased(self.node, arrays)
 
     def personal(self) -> Arrays:
         """Return copies of the arrays that the server keeps for this client."""
-        round, arrays = self._strategy._run.round, self.decoded[keys.ARRAYS]
-        copies = {name: arrays[name].copy() for name in round.personal}
-        return as_float32(copies, round.record)
+        arrays, names = self.decoded[keys.ARRAYS], self._strategy._run.round.personal
+        return {name: arrays[name].copy() for name in names}
 
     def read(self) -> Arrays:
         """Return its arrays without copying them, for reading only."""
@@ -447,8 +445,13 @@ class Round:
         if size > REPLY_ALLOWANCE and size > (most := self.largest_reply):
             raise InvalidReplyError(f"has {size:,} bytes, more than {most:,.0f}")
         metrics = [row.metrics] if row else list[Mapping[str, Any]]()
+        run, node = strategy._run, message.metadata.src_node_id
+        reply = Reply(strategy, run.clients.name_of(node), node, message, size)
         for key, record in () if row else [*entries_of(message.content).items()]:
             is_array = isinstance(record, ArrayRecord)
+            if key == keys.PROPERTIES and isinstance(record, ConfigRecord):
+                unused = record.get(keys.UNUSED_STATE)
+                reply.unused = one_line(unused) if isinstance(unused, str) else ""
             if isinstance(record, MetricRecord):
                 metrics.append(entries_of(record))
             elif is_array and not trains:
@@ -460,8 +463,6 @@ class Round:
                 raise InvalidReplyError(
                     f"has the record {one_line(repr(key), 120)}, for which nobody asked"
                 )
-        run, node = strategy._run, message.metadata.src_node_id
-        reply = Reply(strategy, run.clients.name_of(node), node, message, size)
         for key, like in self.like.items():
             if run.uploads and key == keys.ARRAYS:
                 data = reply.attachment(keys.MESSAGE)
@@ -470,6 +471,8 @@ class Round:
                 continue
             shapes = self.shapes.get(reply.node) if key == keys.ARRAYS else None
             arrays = row.arrays if row else checked_arrays(message, key, like, shapes)
+            if key == keys.ARRAYS and strategy.settings.transport == "float16":
+                arrays = as_float32(arrays, self.record)
             reply.decoded[key] = arrays
         # Without test examples there are no metrics: the loss may be NaN.
         if not trains and any(m.get(keys.NUM_EXAMPLES) == 0 for m in metrics):
@@ -545,11 +548,10 @@ class Round:
                 text = "reply of client %s %s"
                 log(INFO, text, clients.label(name), one_line(error))
             else:
-                reason = reply_properties(message).get(keys.UNUSED_STATE)
-                if reason and isinstance(reason, str):
-                    self.unused[name] = one_line(reason)
+                if reply.unused:
+                    self.unused[name] = reply.unused
                     text = "client %s does not continue from its last state: %s"
-                    log(WARNING, text, clients.label(name), self.unused[name])
+                    log(WARNING, text, clients.label(name), reply.unused)
         self.silent = [clients.name_of(node) for node in order if node not in came]
         if self.rejections:
             text = "rejected replies: %d; that of client %s %s"

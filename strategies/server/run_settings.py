@@ -111,18 +111,13 @@ class RunSettings(Checked):
 
     def check_validation(self, settings: Settings) -> None:
         """Raise `SettingsError` if a round would be chosen by the test sets."""
-        validates = self.result_protocol == "best-validation"
-        valid = settings["validation-fraction"] and settings["evaluate-on"] == "test"
-        allowed = (
-            "mean-last or last, or validation-fraction above 0 and evaluate-on test"
-        )
-        require(
-            valid or not validates, "result-protocol", self.result_protocol, allowed
-        )
+        protocol, tested = self.result_protocol, settings["evaluate-on"] == "test"
+        validates = protocol == "best-validation"
+        valid = not validates or (settings["validation-fraction"] and tested)
+        allowed = "mean-last or last, or validation-fraction above 0 and evaluate-on "
+        require(bool(valid), "result-protocol", protocol, allowed + "test")
         for name, value in (("patience", self.patience), ("keep-best", self.keep_best)):
-            allowed = f"{type(value)()} unless evaluate-on is validation or "
-            allowed += (
-                "result-protocol best-validation: no round is chosen by test sets"
-            )
+            allowed = f"{type(value)()} unless evaluate-on is validation or result-"
+            allowed += "protocol best-validation: no round is chosen by test sets"
             valid = validates or settings["evaluate-on"] == "validation" or not value
             require(valid, name, value, allowed)
