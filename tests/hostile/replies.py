@@ -54,7 +54,7 @@ def adapted(strategy: Strategy, grid: Grid) -> Grid:
     if strategy._run.participation.waits_for_all:
         return grid
     speeds = SpeedModel("fixed", CLIENTS, seed=0)
-    return SimulatedArrivals(grid, speeds, 0.0, lambda node: node % CLIENTS)
+    return SimulatedArrivals(grid, speeds, lambda node: node % CLIENTS)
 
 
 @dataclass

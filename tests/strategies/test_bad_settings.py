@@ -24,6 +24,9 @@ def unbiased(num_clients):
     return ExampleTask(model, sets, sets, classes=("a", "b"))
 
 
+# Algorithms that SRPFL cannot wrap
+BASES = ("fedbuff", "srpfl", "dpsgd", "representation-transfer")
+BASES += ("flwr_frl.strategies.srpfl:LGSRPFL",)
 # Values out of range, by algorithm and setting.
 OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
     # Settings of every algorithm
@@ -47,6 +50,14 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "patience": (3,),
         "keep-best": (True,),
         "output": ("",),
+        "fraction-train": (0.0, 1.01, math.nan, "all"),
+        "min-train-nodes": (0,),
+        "min-available-nodes": (0,),
+        "seed": (-1, "one"),
+        "weighting": ("even",),
+        "aggregation": ("krum",),
+        "byzantine-fraction": (0.5,),
+        "clip-norm": (-1.0,),
     },
     "fedprox": {"proximal-mu": (-1.0, math.inf)},
     "scaffold": {"global-learning-rate": (0.0, -0.5), "optimizer": ("adamw",)},
@@ -169,7 +180,21 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "saddle-step": (0.0,),
     },
     "fedrep": {"new-clients": (-1, 20)},
-    "srpfl": {"initial-nodes": (0, 21)},
+    "srpfl": {"initial-nodes": (0, 21), "srpfl-base": BASES},
+    "fedbuff": {
+        "buffer-size": (11,),
+        "max-staleness": (0,),
+        "concurrency": (0,),
+        "staleness-exponent": (-1.0,),
+        "global-learning-rate": (0.0,),
+        "async-base": ("scaffold", "feddbe", "choco-sgd", "fedproto", "srpfl", "l2gd"),
+    },
+    "fedasync": {
+        "max-staleness": (0,),
+        "fedasync-alpha": (1.5,),
+        "aggregation": ("median", "clip"),
+        "async-base": ("fedbuff",),
+    },
     "dpsgd": {"new-clients": (1,)},
     # Settings of third-party algorithms are checked, too.
     "outsiders:Hooked": {"fewest": (100, 2.5, 21)},
@@ -188,8 +213,24 @@ CASES = [
     # Values that do not fit one another
     ("fedavg", {"num-server-rounds": 4, "warmup-rounds": 4}, "warmup-rounds"),
     ("fedavg", {"new-clients": 19, "fraction-train": 0.5}, "fraction-train"),
-    ("fedproto", PRIVATE, "server-dp-noise"),
-    ("fedamp", PRIVATE, "server-dp-noise"),
+    # More is told of a client than its share of a mean.
+    *(
+        (name, PRIVATE, "server-dp-noise")
+        for name in ("fedproto", "fedamp", "local", "feddbe", "srpfl", "fedbuff")
+    ),
+    ("flute", {**PRIVATE, "task": "linear"}, "server-dp-noise"),
+    ("fedavg", {**PRIVATE, "weighting": "examples"}, "weighting"),
+    ("fedavg", {**PRIVATE, "aggregation": "clip"}, "aggregation"),
+    *(
+        ("fedavg", {**PRIVATE, name: 0.0}, "server-dp-noise")
+        for name in ("server-dp-clip", "server-dp-delta")
+    ),
+    *(
+        ("fedavg", {name: 1e-5}, "server-dp-noise")
+        for name in ("server-dp-clip", "server-dp-delta")
+    ),
+    ("fedavg", {"aggregation": "median", "weighting": "examples"}, "weighting"),
+    *((name, {"aggregation": "clip"}, "aggregation") for name in ("local", "dpsgd")),
     ("fml", {"shared-model": "mlp", **UNBIASED}, "shared-model"),
     ("fedmrl", {"shared-model": "mlp", "model": "digits-cnn"}, "shared-model"),
     ("fedgh", {"client-models": "mlp digits-cnn"}, "client-models"),

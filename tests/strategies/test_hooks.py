@@ -2,18 +2,16 @@
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MessageType
+from flwr.app import Context, Message, MessageType
 from function_clients import grid_of, honest, partition_of, train_once
-from inline_runs import rows_of
+from inline_runs import Lossy, rows_of
 from named_tasks import dashed
 from outsiders import Hooked
 
 from flwr_frl import running
-from flwr_frl.clients.client_app import make_app
-from flwr_frl.common.settings import SettingsError, resolve
-from flwr_frl.strategies import FedAvg, FedRep, build_strategy
+from flwr_frl.common.settings import SettingsError
+from flwr_frl.strategies import FedAvg, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server_app import server_settings
 
 
@@ -31,69 +29,12 @@ def test_strategy_may_evaluate_only_the_last_round(tmp_path, name, evaluated):
     assert [row["round"] for row in rows if "accuracy" in row] == evaluated
 
 
-class Lossy(InlineGrid):
-    """Drops the reply of node 3 in round 2."""
-
-    def send_and_receive(self, messages, *, timeout=None):
-        replies = super().send_and_receive(messages, timeout=timeout)
-        return [
-            reply
-            for reply in replies
-            if reply.metadata.message_type != MessageType.TRAIN
-            or (reply.metadata.src_node_id, reply.metadata.group_id) != (3, "2")
-        ]
-
-
 @pytest.mark.parametrize(("name", "said"), [("Hooked", None), ("Unhooked", ["000002"])])
 def test_unanswered_clients_are_listed_only_if_they_are_awaited(tmp_path, name, said):
     rows = rows_after(tmp_path, name, Lossy(honest, 4))
     # The missing reply is counted in both cases.
     assert [row["unanswered"] for row in rows] == [0, 1, 0, 0]
     assert [row.get("unanswered-clients") for row in rows] == [None, said, None, None]
-
-
-class Accepting(FedRep):
-    """Accepts replies of earlier rounds as well."""
-
-    def begin(self, round):
-        if round.number == 2:
-            round.asked_in[1] = 1
-
-
-class Holding(InlineGrid):
-    """Delays a training reply of node 1 by one round."""
-
-    held: Message | None = None
-
-    def send_and_receive(self, messages, *, timeout=None):
-        messages = list(messages)
-        train = messages[0].metadata.message_type == MessageType.TRAIN
-        if train and self.held:
-            others = [m for m in messages if m.metadata.dst_node_id != 1]
-            held, self.held = self.held, None
-            return [held, *super().send_and_receive(others)]
-        replies = list(super().send_and_receive(messages))
-        if train:
-            self.held = replies.pop(0)
-        return replies
-
-
-def test_client_with_a_late_reply_keeps_its_state(caplog):
-    options = {"algorithm": "fedrep", "model": "mlp-2", "head-epochs": 1}
-    settings = resolve({**options, "num-clients": 2, "partition": "iid"})
-    strategy = Accepting(fraction_train=1.0)
-    grid = Holding(make_app(settings), 2)
-    arrays = strategy.initialize(grid)
-    arrays = run_rounds(strategy, grid, arrays, range(1, 3))
-    assert strategy._run.clients.acknowledged == {"000000": 1, "000001": 2}
-    messages = strategy.configure_train(3, arrays, ConfigRecord(), grid)
-    replies = list(InlineGrid.send_and_receive(grid, messages))
-    strategy.aggregate_train(3, replies)
-    assert strategy._run.clients.acknowledged == {"000000": 3, "000001": 3}
-    assert "goes on without" not in caplog.text
-    # An older reply does not replace one that was counted later.
-    strategy._run.clients.acknowledge({"000000": 2}, 4)
-    assert strategy._run.clients.acknowledged["000000"] == 3
 
 
 def test_a_strategy_may_wrap_the_grid(tmp_path):

@@ -11,8 +11,8 @@ from flwr.app import Context, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
-from function_clients import START, averaging, grid_of, honest
-from inline_runs import rows_in
+from function_clients import START, averaging, changing, grid_of, honest
+from inline_runs import Lossy, rows_in
 from named_tasks import dashed
 
 from flwr_frl.common.settings import SettingsError, defaults, resolve
@@ -111,11 +111,10 @@ def test_clients_file_has_the_metrics_of_each_client(tmp_path):
 
 
 def test_run_without_valid_replies_ends_with_an_error(tmp_path):
-    def broken(message: Message, context: Context) -> Message:
-        if message.metadata.message_type == MessageType.TRAIN:
-            raise RuntimeError("out of memory")
-        return honest(message, context)
+    def fail(content: RecordDict, i: int) -> None:
+        raise RuntimeError("out of memory")
 
+    broken = changing(MessageType.TRAIN, fail)
     settings = settings_of(tmp_path, num_server_rounds=9, max_empty_rounds=3)
     with pytest.raises(SettingsError, match="no valid reply in 3 rounds in a row"):
         serve(InlineGrid(broken, 4), settings)
@@ -145,17 +144,6 @@ def test_run_that_ended_with_an_error_can_be_resumed(tmp_path):
 
 
 def test_rejected_and_unanswered_clients_are_named(tmp_path):
-    class Lossy(InlineGrid):
-        def pull_messages(self, message_ids, *, timeout=None):
-            replies = super().pull_messages(message_ids)
-            return [
-                reply
-                for reply in replies
-                if reply.metadata.message_type != MessageType.TRAIN
-                or reply.metadata.src_node_id != 3
-                or reply.metadata.group_id != "2"
-            ]
-
     def stale(message: Message, context: Context) -> Message:
         reply = honest(message, context)
         if message.metadata.message_type == MessageType.TRAIN:

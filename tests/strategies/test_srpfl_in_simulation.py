@@ -7,12 +7,13 @@ import pytest
 from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
+from refusals import code_of
 from srpfl_runs import recorded, settings_of, simulated
 
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.strategies import SRPFL, build_strategy
+from flwr_frl.strategies import SRPFL, FedAvg, FedBuff, build_strategy
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel
@@ -58,16 +59,6 @@ def test_srpfl_base_selects_the_wrapped_algorithm(base: str, tmp_path) -> None:
     assert [row["clients"] for row in rows[0]] == [5, 5, 10]
 
 
-@pytest.mark.parametrize(
-    "base",
-    ["srpfl", "flwr_frl.strategies.srpfl:LGSRPFL", "dpsgd", "representation-transfer"],
-)
-def test_base_that_cannot_be_wrapped_is_rejected(base: str) -> None:
-    with pytest.raises(SettingsError) as caught:
-        build_strategy(settings_of("srpfl", srpfl_base=base))
-    assert caught.value.code == "srpfl-base"
-
-
 @pytest.mark.parametrize("real", [False, True])
 def test_srpfl_inside_differential_privacy(real: bool) -> None:
     settings = settings_of("fedavg")
@@ -108,7 +99,7 @@ def test_grid_that_closes_no_round_early_is_rejected() -> None:
     assert caught.value.code == "speed-model"
 
 
-def test_strategy_of_another_package_cannot_be_wrapped() -> None:
-    with pytest.raises(SettingsError) as caught:
-        SRPFL(FlowerFedAvg())
-    assert caught.value.code == "strategy"
+@pytest.mark.parametrize("wrapper", [SRPFL, FedBuff])
+@pytest.mark.parametrize("strategy", [FlowerFedAvg(), FedAvg])
+def test_only_strategies_of_this_package_can_be_wrapped(wrapper, strategy) -> None:
+    assert code_of(wrapper, strategy) == "strategy"

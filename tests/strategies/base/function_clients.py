@@ -52,6 +52,21 @@ def honest(message: Message, context: Context) -> Message:
     return reply_with(message, arrays, num_examples=i + 1, train_loss=float(i))
 
 
+def changing(kind: str, change: Callable[[RecordDict, int], object]) -> Client:
+    """Return an honest client whose replies to a kind of messages are changed.
+
+    ``change`` gets the records of a reply and the client's partition.
+    """
+
+    def client(message: Message, context: Context) -> Message:
+        reply = honest(message, context)
+        if message.metadata.message_type == kind:
+            change(reply.content, partition_of(context))
+        return reply
+
+    return client
+
+
 def averaging(**settings) -> FedAvg:
     """Return FedAvg, with all clients in each round."""
     return FedAvg(fraction_train=1.0, **settings)

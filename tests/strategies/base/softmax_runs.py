@@ -312,8 +312,8 @@ def run(
     settings = complete(resolve({**FULL_BATCH, **algorithms, **named}))
     strategy = build_strategy(settings)
     inner = WatchedGrid(make_app(settings), spoilt, late, lost)
-    speeds = SpeedModel("fixed", N)
-    grid = SimulatedArrivals(inner, speeds, 1.0, lambda n: n - 1) if srpfl else inner
+    speeds = SpeedModel("fixed", N, communication_time=1.0)
+    grid = SimulatedArrivals(inner, speeds, lambda n: n - 1) if srpfl else inner
     result = Run(inner, strategy, settings)
     run_rounds(
         strategy,

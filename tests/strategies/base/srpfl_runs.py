@@ -30,5 +30,5 @@ def recorded(grid: InlineGrid) -> list[list[int]]:
 
 def simulated(settings, strategy, clients: int = 20):
     inner = InlineGrid(make_app(settings), clients)
-    grid = SimulatedArrivals(inner, SpeedModel("fixed", clients), 1.0, lambda n: n - 1)
-    return inner, grid
+    speeds = SpeedModel("fixed", clients, communication_time=1.0)
+    return inner, SimulatedArrivals(inner, speeds, lambda n: n - 1)

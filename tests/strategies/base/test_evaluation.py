@@ -1,11 +1,11 @@
 """Evaluation: plain means over all clients with valid replies."""
 
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MessageType
-from function_clients import START, evaluate_once, grid_of, honest, partition_of
+from flwr.app import Context, Message, MessageType
+from function_clients import START, changing, evaluate_once, grid_of, partition_of
+from participants import properties_of
 
 from flwr_frl.strategies import FedAvg
-from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import to_record
 
@@ -27,53 +27,42 @@ def test_evaluation_returns_plain_means_over_all_clients():
 
 
 def test_invalid_evaluations_are_left_out():
-    def client(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        if message.metadata.message_type == MessageType.EVALUATE:
-            record = reply.content.metric_records["metrics"]
-            match partition_of(context):
-                case 0:
-                    record["accuracy"] = float("nan")
-                case 1:
-                    record["num-examples"] = -1
-                case 2:
-                    raise RuntimeError("broken")
-                case 3:
-                    # A client without test examples is valid, but does not count.
-                    record["num-examples"] = 0
-                    record["loss"] = record["accuracy"] = float("nan")
-        return reply
+    def change(content, i):
+        record = content.metric_records["metrics"]
+        if i == 0:
+            record["accuracy"] = float("nan")
+        elif i == 1:
+            record["num-examples"] = -1
+        elif i == 2:
+            raise RuntimeError("broken")
+        elif i == 3:
+            # A client without test examples is valid, but does not count.
+            record["num-examples"] = 0
+            record["loss"] = record["accuracy"] = float("nan")
 
-    strategy = FedAvg()
+    strategy, client = FedAvg(), changing(MessageType.EVALUATE, change)
     metrics = evaluate_once(strategy, grid_of(6, client))
     assert metrics["accuracy"] == pytest.approx(0.45)
     assert metrics["evaluated"] == 2
-    assert sorted(name for name, _ in strategy._run.evaluation.round.rejections) == [
-        "000000",
-        "000001",
-        "000002",
-    ]
+    rejected = sorted(name for name, _ in strategy._run.evaluation.round.rejections)
+    assert rejected == ["000000", "000001", "000002"]
 
 
 def test_each_metric_is_averaged_over_the_clients_that_report_it():
-    def client(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        if message.metadata.message_type == MessageType.EVALUATE:
-            record = reply.content.metric_records["metrics"]
-            match partition_of(context):
-                case 0:
-                    reply.content.clear()
-                case 1:
-                    del record["loss"], record["num-examples"]
-                case 2:
-                    record["f1"] = 0.25
-                    record["invented"] = 1.0
-                case 3:
-                    record["f1"] = 0.75
-        return reply
+    def change(content, i):
+        record = content.metric_records["metrics"]
+        if i == 0:
+            content.clear()
+        elif i == 1:
+            del record["loss"], record["num-examples"]
+        elif i == 2:
+            record["f1"], record["invented"] = 0.25, 1.0
+        elif i == 3:
+            record["f1"] = 0.75
 
     # Losses 2 and 3, accuracies 0.1, 0.2 and 0.3
-    metrics = evaluate_once(FedAvg(), grid_of(4, client))
+    grid = grid_of(4, changing(MessageType.EVALUATE, change))
+    metrics = evaluate_once(FedAvg(), grid)
     assert metrics["loss"] == 2.5
     assert metrics["accuracy"] == pytest.approx(0.2)
     assert metrics["f1"] == 0.5
@@ -84,12 +73,11 @@ def test_each_metric_is_averaged_over_the_clients_that_report_it():
 
 
 def test_evaluation_without_valid_replies_has_no_means():
-    def client(message: Message, context: Context) -> Message:
-        if message.metadata.message_type == MessageType.EVALUATE:
-            raise RuntimeError("broken")
-        return honest(message, context)
+    def fail(content, i):
+        raise RuntimeError("broken")
 
-    metrics = evaluate_once(FedAvg(), grid_of(3, client))
+    grid = grid_of(3, changing(MessageType.EVALUATE, fail))
+    metrics = evaluate_once(FedAvg(), grid)
     counts = {"evaluated": 0, "evaluation-rejected": 3, "evaluation-unanswered": 0}
     sizes = {"bytes-up": 0, "bytes-down": metrics["bytes-down"]}
     assert metrics == counts | sizes
@@ -100,16 +88,13 @@ def test_evaluation_without_valid_replies_has_no_means():
     "name", ["round", "train-loss", "clients", "rejected", "unanswered-clients"]
 )
 def test_evaluation_cannot_overwrite_metrics_of_the_round(name):
-    def client(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        if message.metadata.message_type == MessageType.EVALUATE:
-            reply.content.metric_records["metrics"][name] = 99.0
-        return reply
+    def change(content, i):
+        content.metric_records["metrics"][name] = 99.0
 
     rows = []
     run_rounds(
         FedAvg(),
-        grid_of(4, client),
+        grid_of(4, changing(MessageType.EVALUATE, change)),
         to_record(START),
         range(1, 2),
         after_round=lambda r, arrays, metrics: rows.append({"round": r, **metrics}),
@@ -117,54 +102,16 @@ def test_evaluation_cannot_overwrite_metrics_of_the_round(name):
     assert rows[0].get(name) != 99.0
 
 
-class Busy(InlineGrid):
-    """A grid that does not list busy nodes, like `RealArrivals`."""
-
-    left_alone: frozenset[int] = frozenset()
-
-    def get_node_ids(self):
-        self.connected = frozenset(super().get_node_ids())
-        return sorted(self.connected - self.left_alone)
-
-
-def test_busy_client_counts_with_its_last_metrics_and_in_the_sample_size():
-    strategy, grid = FedAvg(fraction_train=0.5), Busy(honest, 6)
-    assert evaluate_once(strategy, grid)["accuracy"] == pytest.approx(0.25)
-    busy = "000004", "000005"
-    grid.left_alone = frozenset(
-        n for n in grid.get_node_ids() if strategy._run.clients.name_of(n) in busy
-    )
-    # It would now report another accuracy, but its last metrics count.
-    strategy._run.evaluation.metrics["000005"]["accuracy"] = 0.9
-    metrics = evaluate_once(strategy, grid, 2)
-    # 0, 0.1, 0.2 and 0.3 in this round; 0.4 and 0.9 from round 1
-    assert metrics["accuracy"] == pytest.approx(1.9 / 6)
-    assert (metrics["evaluated"], metrics["evaluated-before"]) == (6, 2)
-    assert strategy._run.evaluation.rounds["000005"] == 1
-    assert strategy._run.evaluation.rounds["000003"] == 2
-    # The sample is half of all six clients, and not half of the four available ones.
-    arrays = to_record(START)
-    sent = strategy.configure_train(3, arrays, ConfigRecord(), grid)
-    nodes = {message.metadata.dst_node_id for message in sent}
-    assert len(nodes) == 3
-    assert not nodes & grid.left_alone
-    # No client is busy any more.
-    grid.left_alone = frozenset()
-    assert "evaluated-before" not in evaluate_once(strategy, grid, 4)
-
-
 def test_weight_is_limited_to_the_declared_number_of_examples():
     # Client i declares i + 1 test examples and has the accuracy i / 10. The last one
     # reports a larger number of examples.
+    declaring = properties_of(**{"num-test-examples": {i: i + 1 for i in range(4)}})
+
     def client(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        i = partition_of(context)
-        match message.metadata.message_type:
-            case MessageType.QUERY if "properties" in reply.content.config_records:
-                reply.content["properties"]["num-test-examples"] = i + 1
-            case MessageType.EVALUATE:
-                record = reply.content.metric_records["metrics"]
-                record["num-examples"] = 10**9 if i == 3 else i + 1
+        reply = declaring(message, context)
+        evaluates = message.metadata.message_type == MessageType.EVALUATE
+        if evaluates and partition_of(context) == 3:
+            reply.content.metric_records["metrics"]["num-examples"] = 10**9
         return reply
 
     metrics = evaluate_once(FedAvg(), grid_of(4, client))

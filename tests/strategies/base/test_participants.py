@@ -3,15 +3,7 @@
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
-from function_clients import (
-    START,
-    Client,
-    averaging,
-    grid_of,
-    honest,
-    partition_of,
-    train_once,
-)
+from function_clients import START, Client, averaging, grid_of, honest, train_once
 from malformed import crash
 from participants import properties_of
 
@@ -35,14 +27,12 @@ def names_sampled(strategy: Strategy, grid: InlineGrid, rounds: int) -> list[lis
 def test_sampling_depends_on_seed_and_names_but_not_on_node_ids():
     n, rounds = 12, 20
     ids = np.random.default_rng(3).integers(1, 2**62, n).tolist()
-    mapping = dict(
-        zip(ids, np.random.default_rng(4).permutation(n).tolist(), strict=True)
+    partitions = np.random.default_rng(4).permutation(n).tolist()
+    moved = grid_of(n, partitions=dict(zip(ids, partitions, strict=True)))
+    plain, mixed, other = (
+        names_sampled(FedAvg(fraction_train=0.25, seed=seed), grid, rounds)
+        for seed, grid in ((1, grid_of(n)), (1, moved), (2, grid_of(n)))
     )
-    plain = names_sampled(FedAvg(fraction_train=0.25, seed=1), grid_of(n), rounds)
-    mixed = names_sampled(
-        FedAvg(fraction_train=0.25, seed=1), grid_of(n, partitions=mapping), rounds
-    )
-    other = names_sampled(FedAvg(fraction_train=0.25, seed=2), grid_of(n), rounds)
     assert plain == mixed
     assert plain != other
     assert {len(names) for names in plain} == {3}
@@ -257,15 +247,7 @@ def test_refusal_names_its_cause(caplog):
 
 def test_folder_name_is_the_label_unless_another_client_has_it():
     labels = {0: "anna", 1: "anna", 2: "000000", 3: "bob", 4: "two\nlines"}
-
-    def client(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        if message.metadata.message_type == MessageType.QUERY:
-            label = labels[partition_of(context)]
-            reply.content.config_records["properties"]["own-name"] = label
-        return reply
-
-    strategy, grid = FedAvg(), grid_of(5, client)
+    strategy, grid = FedAvg(), grid_of(5, properties_of(**{"own-name": labels}))
     strategy._identify(grid)
     shown = [strategy._run.clients.label(f"{i:06d}") for i in range(5)]
     assert shown == ["000000", "000001", "000002", "bob", "000004"]

@@ -217,10 +217,12 @@ def test_next_node_replaces_an_invalid_reply(spoilt, wanted, asked, seconds) -> 
             return [Message(RecordDict(), reply_to=m) for m in messages]
 
     class Speeds:
+        communication_time = 10.0
+
         def times(self, server_round):
             return np.array(times)
 
-    grid = SimulatedArrivals(Inner(), Speeds(), 10.0, lambda node: node - 1)
+    grid = SimulatedArrivals(Inner(), Speeds(), lambda node: node - 1)
     if wanted is not None:
         is_valid = lambda reply: reply.metadata.src_node_id not in spoilt  # noqa: E731
         grid.wait_for(Closing(wanted, is_valid))
@@ -234,20 +236,18 @@ def test_next_node_replaces_an_invalid_reply(spoilt, wanted, asked, seconds) -> 
     assert grid.seconds == seconds
 
 
-def test_messages_are_checked_in_portions() -> None:
-    script = Script(dict.fromkeys(range(1, 251), 5))
-    assert sorted(send(Inbox(script), None)) == list(range(1, 251))
-    # A portion without replies ends a pull.
-    assert script.looks == [100] * 5 + [250]
-
-
-def test_pull_at_the_deadline_covers_all_messages() -> None:
-    script = Script(dict.fromkeys(range(1, 251), 0) | {250: float("inf")})
-    assert sorted(send(Inbox(script), None, timeout=0.0)) == list(range(1, 250))
-    assert script.looks == [250]
-
-
-def test_first_replies_among_many_nodes_are_found() -> None:
-    script = Script(dict.fromkeys(range(1, 251), 9) | {201: 1, 250: 1})
-    assert send(Inbox(script), 2) == [201, 250]
-    assert script.looks == [250, 250]
+@pytest.mark.parametrize(
+    ("delays", "wanted", "timeout", "nodes", "looks"),
+    [
+        # A portion without replies ends a pull.
+        ({}, None, None, range(1, 251), [100] * 5 + [250]),
+        # At the deadline, all messages are checked.
+        (dict.fromkeys(range(250), 0) | {250: np.inf}, None, 0, range(1, 250), [250]),
+        # So they are if the order of arrival matters.
+        ({201: 1, 250: 1}, 2, None, [201, 250], [250, 250]),
+    ],
+)
+def test_messages_are_checked_in_portions(delays, wanted, timeout, nodes, looks):
+    script = Script({node: delays.get(node, 5) for node in range(1, 251)})
+    assert sorted(send(Inbox(script), wanted, timeout=timeout)) == list(nodes)
+    assert script.looks == looks

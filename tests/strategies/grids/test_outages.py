@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Error, Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID
-from flwr.serverapp.strategy import Result, Strategy
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from flwr_frl.common.settings import SettingsError, resolve
-from flwr_frl.strategies import build_strategy
+from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.grids import inbox
 from flwr_frl.strategies.grids.inbox import PULL_INTERVAL, Closing, Inbox
 
@@ -317,19 +315,3 @@ def test_expired_messages_are_forgotten(clock):
     link.pulled.clear()
     grid.drain()
     assert len(link.pulled) == 1
-
-
-@pytest.mark.parametrize("name", ["fedavg", "srpfl", "flute", "choco-sgd"])
-def test_every_strategy_starts_on_an_inbox(name, monkeypatch):
-    grids = []
-
-    def start(self, grid, *args, **kwargs):
-        grids.append(grid)
-        return Result()
-
-    monkeypatch.setattr(Strategy, "start", start)
-    strategy = build_strategy(resolve({"algorithm": name, "num-server-rounds": 9}))
-    strategy.start(Link({}), ArrayRecord(), timeout=7.0)
-    (grid,) = grids
-    assert isinstance(grid, Inbox)
-    assert grid.longest == 7

@@ -14,8 +14,7 @@ from function_clients import (
 )
 from malformed import with_one_bad
 
-from flwr_frl.common.settings import SettingsError
-from flwr_frl.strategies import DPSGD, SRPFL, FedAvg, Local
+from flwr_frl.strategies import SRPFL
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server.aggregation import (
     RULES,
@@ -190,26 +189,3 @@ def test_rules_alone_in_srpfl_and_in_flowers_dp_wrapper(
         # Flower computes the norm of 1e30 as infinite, in float32, and the change as 0.
         np.testing.assert_allclose(arrays["b"].numpy(), [3] * 4, rtol=1e-6)
     assert np.all(np.abs(arrays["w"].numpy()) < 100)
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "line"),
-    [
-        (Local, {"aggregation": "median"}, "aggregation is 'median'; expected mean"),
-        (DPSGD, {"aggregation": "clip"}, "this algorithm averages no models"),
-        (
-            FedAvg,
-            {"aggregation": "median", "weighting": "examples"},
-            "weighting is 'examples'; expected uniform with aggregation='median'",
-        ),
-        (FedAvg, {"aggregation": "krum"}, "aggregation is 'krum'; expected mean, "),
-        (FedAvg, {"byzantine_fraction": 0.5}, "byzantine-fraction is 0.5"),
-        (FedAvg, {"clip_norm": -1.0}, "clip-norm is -1.0"),
-    ],
-)
-def test_invalid_combination_fails_with_a_one_line_error(
-    kind, given, line: str
-) -> None:
-    with pytest.raises(SettingsError, match=line) as caught:
-        kind(**given)
-    assert "\n" not in str(caught.value)

@@ -10,13 +10,14 @@ from function_clients import (
     START,
     Client,
     averaging,
+    changing,
     evaluate_once,
     grid_of,
     honest,
-    partition_of,
     train_once,
 )
 from malformed import with_one_bad
+from participants import properties_of
 
 from flwr_frl.common.text import one_line
 from flwr_frl.results.results import strict_json
@@ -76,15 +77,8 @@ def test_invalid_properties_are_rejected(name: str) -> None:
 
 
 def test_clients_with_invalid_properties_are_excluded(caplog) -> None:
-    def client(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        if message.metadata.message_type == MessageType.QUERY:
-            record = reply.content.config_records["properties"]
-            lies = [{}, {"num-examples": b"5"}, {"client": "a\x1b[2J\nb"}, {}]
-            record.update(lies[partition_of(context)])
-        return reply
-
-    strategy, grid = FedAvg(), grid_of(4, client)
+    lies = {"num-examples": {1: b"5"}, "client": {2: "a\x1b[2J\nb"}}
+    strategy, grid = FedAvg(), grid_of(4, properties_of(**lies))
     assert strategy._identify(grid) == [1, 4]
     assert strategy._identify(grid) == [1, 4]
     lines = [m for m in caplog.messages if "takes no part" in m]
@@ -108,17 +102,14 @@ def test_clients_with_invalid_properties_are_excluded(caplog) -> None:
 def test_invalid_metrics_are_rejected(said: dict) -> None:
     with pytest.raises(InvalidReplyError):
         check_values(said)
+
     # In an evaluation such a reply is left out, and counted as rejected.
+    def change(content: RecordDict, i: int) -> None:
+        if i == 1:
+            content.metric_records["metrics"].update(said)
 
-    def client(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        evaluates = message.metadata.message_type == MessageType.EVALUATE
-        if evaluates and partition_of(context) == 1:
-            for name, value in said.items():
-                reply.content.metric_records["metrics"][name] = value
-        return reply
-
-    metrics = evaluate_once(FedAvg(), grid_of(4, client))
+    grid = grid_of(4, changing(MessageType.EVALUATE, change))
+    metrics = evaluate_once(FedAvg(), grid)
     assert metrics["evaluated"] == 3
     assert metrics["evaluation-rejected"] == 1
     # Mean of the accuracies 0, 0.2 and 0.3
@@ -182,18 +173,15 @@ def test_personal_arrays_of_a_round_without_aggregate_are_not_stored() -> None:
 def test_flute_linear_and_scaffold_keep_their_state_on_overflow() -> None:
     linear = FLUTELinear(dimension=3, rank=2, learning_rate=1e38, fraction_train=1.0)
 
-    def client(message: Message, context: Context) -> Message:
-        if message.metadata.message_type != MessageType.TRAIN:
-            return honest(message, context)
-        reply = honest(message, context)
+    def change(content: RecordDict, i: int) -> None:
         arrays = {
             "gradient.representation.weight": np.full((2, 3), 1e38, "f4"),
             "gradient.head.weight": np.full((1, 2), 1e38),
         }
-        reply.content["arrays"] = to_record(arrays)
-        reply.content["metrics"]["is-change"] = 1
-        return reply
+        content["arrays"] = to_record(arrays)
+        content["metrics"]["is-change"] = 1
 
+    client = changing(MessageType.TRAIN, change)
     start = {"representation.weight": np.ones((2, 3), "f4")}
     arrays, metrics = train_once(linear, grid_of(2, client), start)
     assert metrics["rejected"] == 0

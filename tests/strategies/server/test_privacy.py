@@ -9,22 +9,13 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 from flwr.app import ConfigRecord
 from function_clients import averaging, grid_of, replies_of, train_once
+from refusals import code_of, uninstall
 from scipy.stats import norm
 
 from flwr_frl.common.files import ACCOUNT_FILE
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.strategies import (
-    FLUTE,
-    SRPFL,
-    FedAvg,
-    FedDBE,
-    FedProto,
-    FedRep,
-    FLUTEStar,
-    Local,
-)
+from flwr_frl.strategies import FLUTE, FedAvg, FLUTEStar
 from flwr_frl.strategies.fedrep import FedRepLinear
-from flwr_frl.strategies.flute import FLUTELinear
 from flwr_frl.strategies.server.privacy import ClientPrivacy, epsilon
 from flwr_frl.strategies.server.replies import to_record
 
@@ -217,52 +208,11 @@ def test_damaged_account_fails_with_a_one_line_error(tmp_path, damage) -> None:
         private(1.0, 2.0).keep_in(tmp_path)
 
 
-class Telling(FedAvg):
-    """A third-party strategy that does not declare support for client-level DP."""
+class Counting(FedAvg, uses_mean="only"):
+    """A third-party strategy that declares support for client-level DP."""
 
     def aggregate(self, round):
         return dict(round.replies[0].arrays)
-
-
-class Counting(Telling, uses_mean="only"):
-    pass
-
-
-ALL_OR_NONE = "expected at least 0.001 with server-dp-clip and server-dp-delta above 0"
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "line"),
-    [
-        (FedAvg, {"server_dp_delta": 1e-5}, ALL_OR_NONE),
-        (FedAvg, {"server_dp_clip": 1.0}, ALL_OR_NONE),
-        (FedAvg, PRIVATE | {"server_dp_delta": 0.0}, ALL_OR_NONE),
-        (FedAvg, PRIVATE | {"server_dp_clip": 0.0}, ALL_OR_NONE),
-        (
-            FedAvg,
-            PRIVATE | {"weighting": "examples"},
-            "weighting is 'examples'; expected uniform with server-dp-noise",
-        ),
-        (
-            FedAvg,
-            PRIVATE | {"aggregation": "clip"},
-            "aggregation is 'clip'; expected mean with server-dp-noise",
-        ),
-        *(
-            (kind, PRIVATE, "server-dp-noise is 1.0; expected 0 for this algorithm")
-            for kind in (Local, FedProto, FedDBE, FLUTELinear, Telling)
-        ),
-        (
-            lambda **given: SRPFL(FedRep(**given)),
-            PRIVATE,
-            "server-dp-noise is 1.0; expected 0 with SRPFL: who is among the first",
-        ),
-    ],
-)
-def test_unsupported_combination_fails_with_a_one_line_error(kind, given, line) -> None:
-    with pytest.raises(SettingsError) as raised:
-        kind(**given)
-    assert line in str(raised.value)
 
 
 def test_algorithms_that_support_client_level_dp() -> None:
@@ -280,10 +230,5 @@ def test_start_refuses_batch_norm_counters_with_noise() -> None:
 
 
 def test_missing_extra_fails_with_a_one_line_error(monkeypatch) -> None:
-    monkeypatch.setattr("flwr_frl.common.settings.find_spec", lambda name: None)
-    with pytest.raises(SettingsError) as raised:
-        FedAvg(**PRIVATE)
-    assert str(raised.value) == (
-        "server-dp-noise needs the package 'dp_accounting', which is missing: "
-        "pip install 'flwr-frl[privacy]'"
-    )
+    uninstall(monkeypatch, "dp_accounting")
+    assert code_of(FedAvg, **PRIVATE) == "missing-package"

@@ -6,6 +6,7 @@ import logging
 import pytest
 from flwr.app import ArrayRecord, MessageType
 from function_clients import averaging, grid_of, honest
+from participants import properties_of
 
 from flwr_frl.common.settings import build
 from flwr_frl.common.text import several
@@ -114,7 +115,7 @@ def test_node_that_owes_a_reply_has_not_left(tmp_path, caplog):
     strategy, report = averaging(), Report(server_settings(settings))
     options, grid = build(RunSettings, report.settings), Owing(honest, 3)
     start = Checkpoint(0, ArrayRecord(), State({}, {}), 0.0, {})
-    loop = Loop(strategy, options, report, None, start, None)
+    loop = Loop(strategy, options, report, start, None)
     for server_round in (1, 2):
         strategy._identify(grid)
         loop._after_round(server_round, ArrayRecord(), {"clients": 2})
@@ -156,12 +157,7 @@ def test_status_of_an_interrupted_run_is_stopped(tmp_path, monkeypatch, place):
 
 
 def test_a_refused_client_is_in_the_status(tmp_path):
-    def app(message, context):
-        reply = honest(message, context)
-        if message.metadata.message_type == MessageType.QUERY and context.node_id == 2:
-            reply.content["properties"]["refusal"] = "no folder <b>"
-        return reply
-
+    app = properties_of(refusal={1: "no folder <b>"})
     settings = {"output": str(tmp_path), "algorithm": "fedavg", "fraction-train": 1.0}
     serve(grid_of(3, app), server_settings({**settings, "num-server-rounds": 1}))
     status = status_in(tmp_path)
