@@ -4,6 +4,8 @@ FedAvg, FedRep and FLUTE on the bundled digits:
   python simulation.py
 Two algorithms; http://127.0.0.1:8765/ shows the results during the run:
   python simulation.py fedrep local --clients 10 --rounds 20 --page 8765
+The rate with the highest validation accuracy (options: tune --help):
+  python simulation.py tune fedrep --grid 'learning-rate=0.01,0.1'
 Statistical tests, and the tables and figures of a paper:
   python simulation.py compare results --output paper
 The files of a device that joins a federation (deploy/README.md):

@@ -180,22 +180,31 @@ def check_finite(name: str, values: Tensor) -> None:
 def check_range(task: "Task", targets: Tensor, count: int) -> None:
     """Raise `SettingsError` if an integer target is none of ``count`` classes.
 
-    A count of 0 allows all. Cross-entropy ignores the target -100, but not all targets
-    of an example, whose loss would be NaN. A custom loss may ignore all below 0.
+    A count of 0 allows all. Cross-entropy ignores the target -100, and a custom loss
+    may ignore all below 0, but the loss of an example must be finite.
     """
     if not count or targets.is_floating_point():
         return
     wrong = targets >= count
     if task.loss is nn.functional.cross_entropy:
-        rows = targets.reshape(len(targets), -1)
-        ignored = (rows == IGNORED) & (rows != IGNORED).any(1, keepdim=True)
-        wrong |= (targets < 0) & ~ignored.view_as(targets)
+        wrong |= (targets < 0) & (targets != IGNORED)
     if wrong.any():
         first = tuple(wrong.nonzero()[0].tolist())
         raise SettingsError(
             f"the target of row {first[0]} is {int(targets[first])}; of {count} "
             f"classes it must be one from 0 to {count - 1}"
         )
+    unlabelled = (targets == IGNORED).reshape(len(targets), -1).all(1)
+    if unlabelled.any():
+        row = int(unlabelled.nonzero()[0])
+        outputs = torch.zeros(1, count, *targets.shape[1:])
+        with seeded(0):
+            loss = float(task.loss(outputs, targets[row : row + 1].cpu()))
+        if not math.isfinite(loss):
+            raise SettingsError(
+                f"all targets of row {row} are {IGNORED}, which the loss ignores, so "
+                f"its loss is {loss}; leave out such rows"
+            )
 
 
 def check_model(model: SplitModel) -> None:

@@ -99,7 +99,7 @@ class Conformal:
             scores = class_scores(shares, self.score)
             return scores.gather(1, targets[:, None])[:, 0]
         outputs, targets = pair
-        return (outputs - targets).abs().flatten(1).amax(1)
+        return (outputs - targets).abs()[:, None].flatten(1).amax(1)
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from flwr_frl.common.settings import (
     checked_by,
     is_path,
     load,
+    reading,
     require,
     setting,
 )
@@ -342,7 +343,8 @@ def _imported(
     function = load(path, "partition")
     require(callable(function), "partition", path, "a function")
     clients = function(labels, num_clients, seed)
-    rows = [np.sort(np.asarray(part, np.int64)) for part in clients]
+    with reading(f"the result of {path}", "partition", "a list of rows a client"):
+        rows = [np.sort(np.asarray(part, np.int64)) for part in clients]
     every, counts = np.unique(np.concatenate([*rows, []]), return_counts=True)
     in_range = np.isin(every, np.arange(len(labels))).all()
     valid = len(rows) == num_clients and in_range and (counts == 1).all()

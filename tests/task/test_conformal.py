@@ -74,6 +74,8 @@ def test_intervals_of_numbers():
     test = torch.tensor([[0.0], [-3.0], [3.5], [2.0]]), zeros
     found = Conformal(0.6).metrics(validation, test, unit=10.0)
     assert found == pytest.approx({"coverage": 3 / 4, "interval-width": 60.0})
+    flat = [(outputs[:, 0], targets[:, 0]) for outputs, targets in (validation, test)]
+    assert Conformal(0.6).metrics(*flat, unit=10.0) == found
     # Of several numbers, the largest residual counts.
     two = torch.tensor([[1.0, -5.0], [2.0, 0.0]]), torch.zeros(2, 2)
     assert Conformal(0.3).threshold(two) == 2.0

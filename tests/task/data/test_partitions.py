@@ -166,6 +166,8 @@ GROUPED = {"partition": "clustered", "label_groups": 4}
         (ONE_CLASS, 50, {"partition": "log-normal", "size_sigma": 1e3}, "size-sigma"),
         (ONE_CLASS, 50, {"test_partition": "non"}, "test-partition"),
         *((ONE_CLASS[:3], n, {}, "num-clients") for n in (4, 10**9)),
+        # A slice, which has no rows.
+        (ONE_CLASS, 2, {"partition": "builtins:slice"}, "partition"),
         (THREE, 9, GROUPED, "label-groups"),
         (NINE, 3, GROUPED, "label-groups"),
     ],
