@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from flwr_frl.clients.algorithms import complete, owners
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PREFIX
-from flwr_frl.common.checkpoint import FILE, read_about
+from flwr_frl.common.checkpoint import FILE, read
 from flwr_frl.common.settings import declared, defaults, resolve
 from flwr_frl.common.text import short_name
 from flwr_frl.strategies.algorithms import simulation_defaults
@@ -212,7 +212,7 @@ def read_outcome(folder: Path, grid: Any) -> Outcome:
     """Return the outcome of the run in a folder."""
     outcome = Outcome(grid, rows_of(folder))
     outcome.arrays = {f"server/{n}": a for n, a in load_file(folder / FILE).items()}
-    values = read_about(folder / FILE)["values"]
+    values = read(folder / FILE).about["values"]
     outcome.values = {name: value for name, value in values.items() if name != "run"}
     for client, counted in values["acknowledged"].items():
         for path in (folder / "clients" / client).glob(f"*-{counted:08d}.safetensors"):
