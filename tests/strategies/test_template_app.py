@@ -321,6 +321,15 @@ def test_ffa_lora_keeps_the_initial_a_of_another_app() -> None:
         assert same == ("lora_A" in name)
 
 
+def test_the_arguments_that_flower_s_fedavg_would_have_are_named(caplog):
+    # A command in an earlier test may have hidden Flower's messages.
+    caplog.set_level("INFO", "flwr")
+    run(OURS.format("FedAvg"), f"FedAvg({ALL})")
+    (line,) = [x for x in caplog.messages if "Flower's FedAvg" in x]
+    assert "weighting='examples'" in line
+    assert "fraction_train" not in line
+
+
 def test_new_arguments_of_start_reach_flower(monkeypatch) -> None:
     def start(self: Any, grid: Any, *args: Any, **kwargs: Any) -> Result:
         return Result(arrays=kwargs["should_stop"])
