@@ -68,9 +68,8 @@ class CFL(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
         self.members: dict[str, str] = self.state.setdefault("members", {})
         # Models of the clusters below the root, by name.
         self.clusters: dict[str, Arrays] = self.state.setdefault("clusters", {})
-        # Trained models of a split's round, by cluster, part ("0" or "1") and client.
-        self.splits: dict[str, dict[str, dict[str, Arrays]]]
-        self.splits = self.state.setdefault("splits", {})
+        # Models that clients trained in rounds of splits, by client and new cluster.
+        self.splits: dict[str, dict[str, Arrays]] = self.state.setdefault("splits", {})
         # Largest norms in a round: ‖Δ‖ of the clusters, and ‖Δ_i‖ of the clients.
         self._norms = {"mean-norm": 0.0, "max-norm": 0.0}
 
@@ -87,7 +86,7 @@ class CFL(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
             groups.setdefault(cluster, []).append(reply)
         for cluster, replies in groups.items():
             theta = self.clusters.get(cluster, round.arrays)
-            if cluster in self.splits:
+            if f"{cluster}0" in self.clusters:
                 self._descend(cluster, theta, replies)
                 continue
             mean = self._mean(replies, theta)
@@ -98,7 +97,7 @@ class CFL(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
                 root = mean
             else:
                 self.clusters[cluster] = mean
-        if self.splits:
+        if self.clusters:
             for client, cluster in self.members.items():
                 self.models[client] = self.clusters.get(cluster, root)
         return root
@@ -133,29 +132,31 @@ class CFL(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
         parts: npt.NDArray[np.int64],
     ) -> None:
         """Replace a cluster by two."""
-        self.splits[cluster] = {"0": {}, "1": {}}
         for part in (0, 1):
+            name = f"{cluster}{part}"
             mine = [r for r, p in zip(replies, parts, strict=True) if p == part]
-            self.clusters[f"{cluster}{part}"] = self._mean(mine, theta)
+            self.clusters[name] = self._mean(mine, theta)
             for reply in mine:
-                self.splits[cluster][str(part)][reply.client] = dict(reply.arrays)
-                self.members[reply.client] = f"{cluster}{part}"
+                self.splits.setdefault(reply.client, {})[name] = dict(reply.arrays)
+                self.members[reply.client] = name
 
     def _descend(self, cluster: str, theta: Arrays, replies: list[Reply]) -> None:
         """Let clients join the part of a split with the update nearest to theirs."""
         known = [
-            (part, model)
-            for part, models in self.splits[cluster].items()
-            for model in models.values()
+            (name, model)
+            for models in self.splits.values()
+            for name, model in models.items()
+            if name[:-1] == cluster
         ]
-        for reply in replies:
+        # All clients of the split's round may have been removed from the checkpoint.
+        for reply in replies if known else ():
             models = [reply.read(), *(model for _, model in known)]
             nearest = int(cosines(models, theta)[0, 1:].argmax())
-            self.members[reply.client] = cluster + known[nearest][0]
+            self.members[reply.client] = known[nearest][0]
 
     def metrics(self, round: Round) -> dict[str, float]:
         """Return ``clusters``, ``mean-norm`` and ``max-norm`` as well."""
-        clusters = 1 + len(self.splits)
+        clusters = 1 + len(self.clusters) // 2
         return {**super().metrics(round), "clusters": clusters, **self._norms}
 
 

@@ -25,11 +25,15 @@ def of(name: str, names: dict[str, object]) -> set[str]:
     return {each for each in names if name in each.split("/")}
 
 
-@pytest.mark.parametrize("algorithm", ["flute", "fedfomo", "fedcac", "l2gd", "dpsgd"])
+@pytest.mark.parametrize(
+    "algorithm", ["flute", "fedfomo", "fedcac", "cfl", "l2gd", "dpsgd"]
+)
 def test_a_server_forgets_a_client_and_can_go_on(algorithm, tmp_path, capsys):
     out = tmp_path / "results"
     place, journal = out / algorithm, out / algorithm / "metrics.jsonl"
     settings = {**STEADY, "fraction_train": 1.0}
+    if algorithm == "cfl":
+        settings |= {"cfl_eps1": 100.0, "cfl_eps2": 0.0}
     assert run(out, algorithm, "--rounds", "2", **settings) == 0
     _, shared, state = read(place / FILE)
     rows, clients = [*read_journal(journal)], json_of(place / "clients.json")
