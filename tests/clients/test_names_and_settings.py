@@ -119,6 +119,14 @@ MISSPELLED = "unknown name in the node config "
         ({"task": "image-folder"}, {"data-dir": "/no"}, "data-dir is '/no'; "),
         ({}, {"dp-noise": -1.0}, "dp-noise is -1.0; "),
         ({}, {"client-name": ""}, "client-name is ''; "),
+        *(
+            ({}, {"partition-id": value}, f"partition-id is {value!r}; ")
+            for value in ("x", -1, 1.5)
+        ),
+        *(
+            ({}, {"partition-id": 0, "num-partitions": n}, f"num-partitions is {n}; ")
+            for n in (0, -1)
+        ),
         # A misspelled name must not leave a device without noise or without a state.
         ({}, {"dp_noise": "1"}, f"{MISSPELLED}'dp_noise'; did you "),
         ({}, {"data-dri": "1"}, f"{MISSPELLED}'data-dri'; did you "),

@@ -6,23 +6,19 @@ import pytest
 import torch
 from algorithm_runs import run_tiny
 from client_messages import new_context
-from flwr.app import Context, RecordDict
-from named_tasks import dashed
-from refusals import assert_says, code_of
+from refusals import assert_says
 from safetensors.numpy import load_file
-from small_models import CE, assert_close, same_bits, state_of
+from small_models import CE, assert_close
 from torch import nn
 
 from flwr_frl import FedRep, setting, simulate
 from flwr_frl.clients import FedAvgClient, FedProtoClient, FedRepClient
-from flwr_frl.clients.algorithms import client_setup
-from flwr_frl.clients.device.setup import build_client
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.common.settings import SettingsError, build, resolve
+from flwr_frl.common.settings import SettingsError, build
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training.local_training import TrainCall, train
+from flwr_frl.task.training.local_training import train
 from flwr_frl.task.training.sgd import SGD, Proximal
 
 
@@ -34,13 +30,6 @@ class Tied(SplitModel):
             nn.Sequential(nn.Embedding(5, 3), nn.Flatten(1, 2)), nn.Linear(3, 5)
         )
         self.head.weight = self.representation[0].weight
-
-
-class Functional(nn.Module):
-    """Applies dropout by a function, so no submodule indicates the randomness."""
-
-    def forward(self, x):
-        return nn.functional.dropout(x, 0.5, self.training)
 
 
 def client_of(kind, model, examples, **more):
@@ -67,29 +56,6 @@ def test_a_parameter_is_not_both_shared_and_personal():
 def numbers(n: int = 6) -> ExampleSet:
     generator = torch.Generator().manual_seed(0)
     return ExampleSet(torch.randn(n, 4, generator=generator), torch.arange(n) % 2)
-
-
-@pytest.mark.parametrize(
-    ("module", "drawing"),
-    [
-        (Functional(), True),
-        (nn.RReLU(), True),
-        (nn.Dropout(0.5), True),
-        (nn.Dropout(0.0), False),
-        (nn.BatchNorm1d(4), False),
-        (nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), False),
-    ],
-)
-def test_features_of_random_layers_are_not_cached(module, drawing):
-    model = SplitModel(module, nn.Linear(4, 2)).train()
-    before, state = state_of(model), torch.get_rng_state()
-    call = TrainCall(model, "head", numbers(), CE, 1, SGD(), None, None)
-    assert call.has_features is not drawing
-    assert (call.key is None) is drawing
-    # Checking this has changed neither the random state nor the model.
-    assert torch.equal(torch.get_rng_state(), state)
-    assert same_bits(model.state_dict(), before)
-    assert all(m.training for m in model.modules())
 
 
 def test_training_a_head_with_tied_weights_equals_torch():
@@ -144,19 +110,6 @@ def test_models_in_double_precision_can_be_trained(algorithm):
     assert result.rows[-1]["evaluated"] == result.rows[-1]["clients"] == 5
     shared = [a for n, a in result.arrays.items() if n.startswith("server/arrays/")]
     assert {array.dtype.name for array in shared} == {"float64"}
-
-
-def test_an_invalid_partition_id_is_refused():
-    settings = resolve({"algorithm": "fedavg", "num-clients": 5})
-
-    def built(**node):
-        context = Context(0, 0, {"num-partitions": 5, **dashed(node)}, RecordDict(), {})
-        return build_client(context, client_setup(context, settings), {})
-
-    for value in ("x", -1, 1.5):
-        assert code_of(built, partition_id=value) == "partition-id", value
-    assert code_of(built, partition_id=5) == "num-partitions"
-    assert code_of(built, partition_id=0, num_partitions=0) == "num-partitions"
 
 
 class Misnamed(FedAvgClient):

@@ -41,15 +41,6 @@ def test_predictions_equal_the_last_evaluation(algorithm, folders, tmp_path):
     assert 0.2 < np.mean(list(expected.values())) < 1
 
 
-def test_errors_name_clients_by_their_folders(folders, tmp_path):
-    settings = settings_of(tmp_path, algorithm="fedper", data_dir=str(folders))
-    run("fedper", settings, "inline")
-    output = tmp_path / "results" / "fedper"
-    assert_says("unknown client 'zoe'; known: anna, bob", load_run, output, "zoe")
-    shutil.rmtree(output / "clients")
-    assert code_of(load_run, output, "anna") == "state-dir"
-
-
 def test_devices_have_their_own_classes(devices, folders):
     output = devices / "results" / "fedrep"
     expected = reported(output)

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from command_line import json_of, tree
+from command_line import json_of
 from disks import full
 from named_tasks import dashed
 
@@ -168,23 +168,6 @@ def test_summary_has_the_number_of_clients_of_each_mean():
 )
 def test_share_of_lost_replies(rows, num_clients, expected):
     assert lost_share(rows, num_clients) == expected
-
-
-def test_finished_run_has_written_all_files(tmp_path):
-    summary = finished(tmp_path, "fedrep", 0.75)
-    out = tmp_path / "out"
-    assert tree(out) == {
-        *("fedrep", "fedrep/metrics.jsonl", "fedrep/clients.json"),
-        *("summary.json", "report.html", ".results.lock"),
-    }
-    clients = json_of(out / "fedrep" / "clients.json")
-    assert clients == {"000000": {"accuracy": 0.75}}
-    written = json_of(out / "summary.json")
-    assert written["algorithms"] == {"fedrep": summary}
-    assert summary["accuracy"] == 0.75
-    excluded = ("algorithm", "resume", "page", "tracker", "tracker-uri")
-    expected = settings_of(tmp_path).items()
-    assert written["config"] == {n: v for n, v in expected if n not in excluded}
 
 
 def test_algorithms_with_the_same_settings_share_a_summary(tmp_path):

@@ -5,9 +5,9 @@ from function_clients import grid_of
 from inline_runs import rows_in
 from named_tasks import dashed
 from recorders import Failing, Recorder
-from refusals import assert_says, code_of
+from refusals import code_of
 
-from flwr_frl.results.trackers import Tracking, numbers
+from flwr_frl.results.trackers import numbers
 from flwr_frl.strategies.server_app import serve, server_settings
 
 
@@ -78,10 +78,3 @@ def test_a_tracker_that_exits_does_not_end_a_run(tmp_path, caplog):
 def test_bad_input_is_refused_before_any_output(tmp_path, tracker):
     assert code_of(go, tmp_path / "out", tracker=tracker) == "tracker"
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("name", ["tensorboard", "wandb"])
-def test_a_missing_package_is_named_with_its_extra(monkeypatch, name):
-    monkeypatch.setattr("flwr_frl.common.settings.find_spec", lambda package: None)
-    settings = server_settings({"tracker": name})
-    assert_says(f"pip install 'flwr-frl[{name}]'", Tracking, settings)

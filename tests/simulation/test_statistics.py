@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import ROOT, assert_refused, cases, config_of, json_of, rows_of, run
-from refusals import code_of, uninstall
 
 from flwr_frl import running
 from flwr_frl.common.settings import SettingsError
@@ -309,11 +308,6 @@ def test_a_resumed_search_continues_its_runs(tmp_path, monkeypatch, capsys):
     other = [word.replace("0.01", "0.02") for word in words]
     go(tmp_path, *other, "2", rounds=1, resume=str(tmp_path), code=2)
     assert "learning-rate was " in capsys.readouterr().err
-
-
-def test_ranges_of_the_command_line_need_the_extra(tmp_path, monkeypatch):
-    uninstall(monkeypatch, "optuna")
-    assert code_of(tuned_by, peak, tmp_path) == "missing-package"
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "round-timeout": (0.0, math.nan),
         "cohort": ("0", "-1", "many", "1.5"),
         "transport": ("float8",),
+        "upload-compressor": ("gzip",),
         "server-optimizer": ("lamb",),
         "server-optimizer-rate": (-1.0,),
         "server-optimizer-beta1": (1.0,),
@@ -202,6 +203,10 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
 PRIVATE = {"server-dp-noise": 1.0, "server-dp-clip": 1.0, "server-dp-delta": 1e-5}
 THEORY = {"speed-model": "dynamic", "rounds-per-stage": "theory"}
 UNBIASED = {"task": f"{__name__}:unbiased"}
+COMPRESSED = {"upload-compressor": "top-k", "compressor-k": 0.3}
+# Algorithms that do more than averaging models, which are all that is compressed
+DOES_MORE = ("choco-sgd", "dpsgd", "squarm-sgd", "multi-task", "scaffold", "fednova")
+DOES_MORE += ("flute", "local", "fedproto", "l2gd")
 # Algorithms that combine replies in a way that no other rule can replace
 MEANS_ONLY = ("l2gd", "fednova", "q-fedavg", "afl")
 CASES = [
@@ -231,6 +236,11 @@ CASES = [
     ),
     ("fedavg", {"aggregation": "median", "weighting": "examples"}, "weighting"),
     *((name, {"aggregation": "clip"}, "aggregation") for name in ("local", "dpsgd")),
+    *((name, COMPRESSED, "upload-compressor") for name in DOES_MORE),
+    ("fedrep", {"task": "linear", **COMPRESSED}, "upload-compressor"),
+    ("fedavg", {"transport": "float16", **COMPRESSED}, "transport"),
+    ("fedavg", {"secure-aggregation": True, **COMPRESSED}, "secure-aggregation"),
+    ("fedavg", {**COMPRESSED, "compressor-k": 1.5}, "compressor-k"),
     ("fml", {"shared-model": "mlp", **UNBIASED}, "shared-model"),
     ("fedmrl", {"shared-model": "mlp", "model": "digits-cnn"}, "shared-model"),
     ("fedgh", {"client-models": "mlp digits-cnn"}, "client-models"),

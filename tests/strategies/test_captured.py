@@ -2,8 +2,6 @@
 
 import gc
 import logging
-from contextlib import nullcontext
-from unittest.mock import MagicMock
 from weakref import ref
 
 import numpy as np
@@ -120,27 +118,3 @@ def test_graphs_are_replaced_with_the_learning_rate_and_released(use):
     gc.enable()
     assert kept
     assert not any(each() for each in kept)
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_cuda_graphs_are_captured_on_another_stream(fails, monkeypatch):
-    """The calls of `torch.cuda` are recorded, as tests use no GPU."""
-    cuda, side = MagicMock(), MagicMock()
-    # By default, a context of a mock suppresses exceptions.
-    cuda.stream.return_value.__exit__.return_value = False
-    failure = RuntimeError("the capture has failed") if fails else [False]
-    cuda.graph.return_value.__exit__.side_effect = failure
-    monkeypatch.setattr(torch, "cuda", cuda)
-    monkeypatch.setattr(captured, "_shared", lambda: (side, MagicMock()))
-    monkeypatch.setattr(captured, "_failed", [])
-    monkeypatch.setitem(captured.GRAPHS, "meta", captured.python_graph)
-    with pytest.raises(RuntimeError) if fails else nullcontext():
-        captured.cuda_graph(cuda.step)
-    names = [name for name, *_ in cuda.mock_calls]
-    capture = ["graph().__enter__", "step", "graph().__exit__"]
-    expected = ["stream().__enter__", "step", "step", *capture, "stream().__exit__"]
-    assert [name for name in names if name in expected] == expected
-    side.wait_stream.assert_called_once_with(cuda.current_stream())
-    cuda.current_stream().wait_stream.assert_called_once_with(side)
-    # After a failure, nothing is captured.
-    assert captured._are_captured(torch.zeros(1, device="meta")) is not fails

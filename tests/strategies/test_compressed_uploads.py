@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from algorithm_runs import DisturbedGrid, KilledError, assert_same, run_tiny
 from flwr.app import Array
-from refusals import refusal
 
-from flwr_frl import predict, simulate
+from flwr_frl import predict
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.upload import GROUP, VECTOR
 from flwr_frl.strategies.grids.simulation import InlineGrid
@@ -134,23 +133,3 @@ def test_damaged_reply_is_rejected_and_its_error_taken_back(change):
     assert [row["rejected"] for row in damaged.rows] == [1, 0, 0]
     for name, array in absent.arrays.items():
         np.testing.assert_array_equal(damaged.arrays[name], array, name)
-
-
-GOSSIP = ("choco-sgd", "dpsgd", "squarm-sgd", "multi-task")
-DOES_MORE = (*GOSSIP, "scaffold", "fednova", "flute", "local", "fedproto", "l2gd")
-
-
-@pytest.mark.parametrize(
-    ("code", "settings"),
-    [
-        *(("upload-compressor", {"algorithm": name}) for name in DOES_MORE),
-        ("upload-compressor", {"algorithm": "fedrep", "task": "linear"}),
-        ("transport", {"transport": "float16"}),
-        ("secure-aggregation", {"secure_aggregation": True}),
-        ("compressor-k", {"compressor_k": 1.5}),
-        ("upload-compressor", {"upload_compressor": "gzip"}),
-    ],
-)
-def test_other_settings_are_refused(tmp_path, code, settings):
-    settings = {"algorithm": "fedavg", **TOP, "output": tmp_path, **settings}
-    assert refusal(simulate, **settings, clients=5).code == code

@@ -10,7 +10,7 @@ from outsiders import Hooked
 
 from flwr_frl import running
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.strategies import FedAvg, build_strategy
+from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server_app import server_settings
 
@@ -69,13 +69,6 @@ def test_defaults_of_a_strategy_in_simulation_apply_in_simulation_only():
     given = running.check(["flanp"], {"speed-model": "dynamic"}, "inline")
     assert (fixed, given["speed-model"]) == ("fixed", "dynamic")
     assert server_settings({"algorithm": "flanp"})["speed-model"] == "none"
-
-
-def test_wrapped_strategy_decides_when_to_evaluate():
-    for name, once in (("flanp", False), ("flanp-ft", True)):
-        strategy = build_strategy(server_settings({"algorithm": name}))
-        assert strategy._traits.evaluate_last_round_only is once
-        assert not strategy._run.participation.waits_for_all
 
 
 def test_a_subclass_may_sample_with_numpy():

@@ -180,12 +180,3 @@ def test_client_refused_for_its_model_is_asked_again():
     # It is skipped a few times.
     assert [1, 2, 3] in [strategy._identify(grid) for _ in range(4)]
     assert strategy._run.clients.name_of(2) == "000001"
-
-
-def test_declared_number_is_that_of_the_client_that_replied():
-    grid, strategy = grid_of(3), averaging()
-    strategy._identify(grid)
-    assert strategy._run.clients.declared(2, "num-examples") == 2
-    grid.contexts[99] = grid.contexts.pop(2)
-    strategy._identify(grid)
-    assert strategy._run.clients.declared(2, "num-examples") == 2

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord
-from refusals import code_of
 from softmax_runs import (
     CLASSES,
     DIMENSION,
@@ -19,11 +18,9 @@ from softmax_runs import (
 )
 from torch import nn
 
-from flwr_frl.clients.pfedhn import MOST_PARAMETERS, small
 from flwr_frl.strategies import PFedHN
 from flwr_frl.strategies.pfedhn import clipped
 from flwr_frl.strategies.server.round import Round
-from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 NAMES = [f"{i:06d}" for i in range(N)]
 SMALL = {"hypernetwork_width": 7, "hypernetwork_layers": 2}
@@ -125,16 +122,3 @@ def test_large_gradient_is_clipped():
     np.testing.assert_allclose(gradient["a"], [30, 0], rtol=1e-6)
     np.testing.assert_allclose(gradient["b"], [40], rtol=1e-6)
     assert clipped({"a": np.array([3.0, 4.0])})["a"].tolist() == [3, 4]
-
-
-def task_of(*layers, width=3):
-    sets = [ExampleSet(torch.zeros(2, width), torch.arange(2))]
-    return ExampleTask(
-        lambda: SplitModel(nn.Sequential(*layers), nn.Linear(width, 2)), sets, sets
-    )
-
-
-def test_large_models_are_rejected():
-    small(task_of(nn.Identity()))
-    wide = task_of(nn.Linear(3, MOST_PARAMETERS), nn.Linear(MOST_PARAMETERS, 3))
-    assert code_of(lambda: small(wide)) == "model"

@@ -1,6 +1,5 @@
 """Rounds: evaluation, reporting, and third-party strategies."""
 
-import json
 import logging
 import math
 
@@ -12,7 +11,7 @@ from flwr.common import log
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from function_clients import START, averaging, changing, grid_of, honest
-from inline_runs import Lossy, rows_in
+from inline_runs import rows_in
 from named_tasks import dashed
 
 from flwr_frl.common.settings import SettingsError, defaults, resolve
@@ -97,19 +96,6 @@ def test_evaluated_rounds_follow_the_settings(tmp_path, rounds, every, last, exp
     assert summary["rounds"] == rounds
 
 
-def test_clients_file_has_the_metrics_of_each_client(tmp_path):
-    serve(grid_of(4), settings_of(tmp_path, num_server_rounds=2))
-    clients = json.loads((tmp_path / "fedavg" / "clients.json").read_text())
-    assert list(clients) == ["000000", "000001", "000002", "000003"]
-    assert clients["000003"] == {
-        "loss": 3.0,
-        "accuracy": 0.3,
-        "num-examples": 4,
-        "num-test-examples": None,
-        "last-round": 2,
-    }
-
-
 def test_run_without_valid_replies_ends_with_an_error(tmp_path):
     def fail(content: RecordDict, i: int) -> None:
         raise RuntimeError("out of memory")
@@ -141,23 +127,6 @@ def test_run_that_ended_with_an_error_can_be_resumed(tmp_path):
     resume = str(next(tmp_path.glob("**/checkpoint.safetensors")).parents[1])
     serve(grid_of(4), {**settings, "resume": resume})
     assert [row["clients"] for row in rows_in(tmp_path)] == [4, 0, 0, 4, 4, 4, 4, 4, 4]
-
-
-def test_rejected_and_unanswered_clients_are_named(tmp_path):
-    def stale(message: Message, context: Context) -> Message:
-        reply = honest(message, context)
-        if message.metadata.message_type == MessageType.TRAIN:
-            reported = 1 if context.node_id == 2 else int(message.metadata.group_id)
-            reply.content.metric_records["metrics"]["server-round"] = reported
-        return reply
-
-    serve(Lossy(stale, 4), settings_of(tmp_path, num_server_rounds=3))
-    first, second, third = rows_in(tmp_path)
-    assert "rejected-clients" not in first
-    assert "unanswered-clients" not in {**first, **third}
-    assert second["rejected-clients"] == third["rejected-clients"] == ["000001"]
-    assert second["unanswered-clients"] == ["000002"]
-    assert [row["clients"] for row in (first, second, third)] == [4, 2, 3]
 
 
 # Server settings

@@ -24,6 +24,7 @@ from flwr.serverapp.strategy import Strategy as FlowerStrategy
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import IFCA, SRPFL, FedAvg, FedRep, FFALoRA
+from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulation import InlineGrid
 
 APP = Path(__file__).parents[1] / "e2e" / "template_app"
@@ -332,12 +333,14 @@ def test_the_arguments_that_flower_s_fedavg_would_have_are_named(caplog):
 
 def test_new_arguments_of_start_reach_flower(monkeypatch) -> None:
     def start(self: Any, grid: Any, *args: Any, **kwargs: Any) -> Result:
-        return Result(arrays=kwargs["should_stop"])
+        assert isinstance(grid, Inbox)
+        return Result(arrays=(grid.longest, kwargs["should_stop"]))
 
     monkeypatch.setattr(FlowerStrategy, "start", start)
     grid = ConnectedGrid(client_app(), N, CONFIG)
-    started = FedRep().start(grid, ArrayRecord(), 3, should_stop="it")
-    assert started.arrays == "it"
+    more = {"timeout": 7.0, "should_stop": "it"}
+    started = FedRep().start(grid, ArrayRecord(), 3, **more)
+    assert started.arrays == (7, "it")
 
 
 @pytest.mark.parametrize("strategy", [FedRep(), IFCA(), SRPFL(FedRep())])

@@ -68,15 +68,6 @@ def test_a_metric_that_is_undefined_for_one_class_has_no_value(order, caplog):
     assert len([m for m in caplog.messages if "metric 'metric' has no value" in m]) == 1
 
 
-def test_integer_targets_that_are_not_classes_have_no_accuracy():
-    def poisson(outputs, targets):
-        return nn.functional.poisson_nll_loss(outputs, targets)
-
-    sets = [ExampleSet(torch.ones(4, 2), torch.tensor([[0], [3], [1], [2]]))]
-    task = ExampleTask(lambda: model_of(torch.ones(1, 2)), sets, sets, poisson)
-    assert evaluated(task)[2] == {}
-
-
 def test_training_targets_may_be_probabilities():
     soft = ExampleSet(torch.eye(2), torch.tensor([[0.9, 0.1], [0.2, 0.8]]))
     task = ExampleTask(lambda: model_of(torch.eye(2)), [soft], [BOTH])

@@ -19,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.server.replies import mean
 
 
@@ -78,16 +77,6 @@ def test_mean_does_not_depend_on_the_order_of_arrival(weighting):
         assert {n: a.data for n, a in arrays.items()} == {
             n: a.data for n, a in listed.items()
         }
-
-
-def test_strategy_with_a_custom_aggregate_gets_all_arrays():
-    class Largest(FedAvg):
-        def aggregate(self, round):
-            arrays = [reply.arrays for reply in round.replies]
-            return {n: np.max([a[n] for a in arrays], 0) for n in arrays[0]}
-
-    arrays, _ = train_once(Largest(fraction_train=1.0), grid_of(3), order=iter)
-    assert arrays is not None
 
 
 def test_round_in_which_no_client_has_examples():

@@ -62,12 +62,6 @@ def test_number_of_sampled_clients(fraction, least, nodes, expected):
     assert len(strategy.sample(1, list(range(nodes)))) == expected
 
 
-def test_fraction_that_samples_no_client_is_an_error():
-    line = "fraction-train is 0.05: of 10 clients it samples nobody; expected at"
-    with pytest.raises(SettingsError, match=f"{line} least 0.1"):
-        FedAvg(fraction_train=0.05)._check_clients(10)
-
-
 def test_client_that_leaves_before_round_1_does_not_end_the_run(tmp_path):
     class Leaving(InlineGrid):
         looks = 0

@@ -1,13 +1,11 @@
 """Nodes that run together, as rows of matrices, equal nodes that run one by one."""
 
-import copy
-
 import numpy as np
 import pytest
 from flwr.app import ArrayRecord
 from gossip_network import GOSSIP, Network, away
 
-from flwr_frl.clients.device.state import PREFIX, PersonalState
+from flwr_frl.clients.device.state import PREFIX
 from flwr_frl.clients.gossip import together
 from flwr_frl.clients.gossip.together import NodeRecord
 from flwr_frl.task.tasks.image import ImageTask
@@ -126,14 +124,3 @@ def test_a_node_without_readable_examples_does_not_end_the_round(monkeypatch):
     monkeypatch.setattr(ImageTask, "train_examples", failing)
     network.go()
     assert (network.rows[0]["clients"], network.rows[0]["rejected"]) == (4, 1)
-
-
-def test_copy_of_a_state_for_another_process_is_a_plain_record():
-    network = Network("choco-sgd", **SMALL).go(2)
-    context = network.grid.contexts[1]
-    copied = copy.deepcopy(context.state)
-    assert {type(record) for record in copied.values()} == {ArrayRecord}
-    expected = PersonalState(context).load()
-    assert set(expected) >= {"head.weight", "gossip.momentum", "gossip.estimate"}
-    for name, array in expected.items():
-        np.testing.assert_array_equal(copied[f"{PREFIX}2"][name].numpy(), array)

@@ -9,7 +9,6 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 from flwr.app import ConfigRecord
 from function_clients import averaging, grid_of, replies_of, train_once
-from refusals import code_of, uninstall
 from scipy.stats import norm
 
 from flwr_frl.common.files import ACCOUNT_FILE
@@ -227,8 +226,3 @@ def test_start_refuses_batch_norm_counters_with_noise() -> None:
     start = to_record({"w": np.zeros(2, np.float32), "seen": np.array(3)})
     with pytest.raises(SettingsError, match=r"^server-dp-noise is 1.0; .* 'seen'"):
         averaging(**PRIVATE).start(grid_of(2), start, num_rounds=1)
-
-
-def test_missing_extra_fails_with_a_one_line_error(monkeypatch) -> None:
-    uninstall(monkeypatch, "dp_accounting")
-    assert code_of(FedAvg, **PRIVATE) == "missing-package"

@@ -95,6 +95,11 @@ def test_features_computed_once_train_the_same_head(
     [
         (lambda: with_batch_norm_and_dropout().representation, False, True),
         (lambda: nn.Flatten(), True, True),
+        (lambda: nn.Sequential(Functional(), nn.Flatten()), False, True),
+        (lambda: nn.Sequential(nn.RReLU(), nn.Flatten()), False, True),
+        (lambda: nn.Sequential(nn.Dropout(0.0), nn.Flatten()), False, False),
+        (lambda: nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64)), False, False),
+        (lambda: nn.Sequential(nn.Flatten(), spectral_norm(64)), False, False),
         (lambda: nn.Sequential(StochasticDepth(0.5, "row"), nn.Flatten()), False, True),
         (lambda: LastState(0.5), False, True),
         (lambda: LastState(0.0), False, False),
@@ -112,6 +117,17 @@ def test_features_are_recomputed_if_they_are_random(representation, augment, is_
 
 
 batch_norm = partial(nn.BatchNorm1d, track_running_stats=False)
+
+
+def spectral_norm(width: int) -> nn.Module:
+    return nn.utils.parametrizations.spectral_norm(nn.Linear(width, width))
+
+
+class Functional(nn.Module):
+    """Applies dropout by a function, so no submodule indicates the randomness."""
+
+    def forward(self, x):
+        return nn.functional.dropout(x, 0.5, self.training)
 
 
 class LastState(nn.Module):
