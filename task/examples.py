@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Self
 
 import numpy as np
@@ -159,7 +160,7 @@ class ExampleSet:
 
     def first(self, count: int) -> Tensor:
         """Return the inputs of the first examples, prepared as in `batches`."""
-        return self._prepared(torch.arange(min(count, len(self))), augment=False)[0]
+        return self._inputs(torch.arange(min(count, len(self))), augment=False)
 
     def sample(self, share: float) -> Self:
         """Return a random share of the examples, at least one, without replacement.
@@ -179,7 +180,7 @@ class ExampleSet:
         rows = index if self.rows is None else self.rows[index]
         return replace(self, targets=self.targets[index], rows=rows)
 
-    @property
+    @cached_property
     def form(self) -> Hashable:
         """Equal for examples whose batches can be stacked."""
         x, y = self.inputs, self.targets
@@ -266,7 +267,7 @@ class ExampleSet:
 
     def chunk(self, batch_size: int) -> int:
         """Return the number of examples prepared at a time, a multiple of a batch."""
-        width = 4 * max(1, self.inputs[:1].numel())
+        width = 4 * max(1, self.inputs.shape[1:].numel())
         return max(1, min(CHUNK, CHUNK_BYTES // width) // batch_size) * batch_size
 
     def drawn(self, batch_size: int) -> tuple[Tensor, ...]:
@@ -301,12 +302,15 @@ class ExampleSet:
         return self._prepared(mask.nonzero().flatten(), self.augment)
 
     def _prepared(self, chosen: Tensor, augment: bool) -> Batch:
+        inputs = self._inputs(chosen, augment)
+        return inputs, self.targets[chosen.to(self.targets.device)].to(self.place)
+
+    def _inputs(self, chosen: Tensor, augment: bool) -> Tensor:
         rows = chosen if self.rows is None else self.rows[chosen.to(self.rows.device)]
         inputs = self.inputs[rows.to(self.inputs.device)].to(self.place)
         if augment:
             inputs = cropped(inputs, *crops(len(inputs)))
-        targets = self.targets[chosen.to(self.targets.device)].to(self.place)
-        return self.normalised(inputs), targets
+        return self.normalised(inputs)
 
     def normalised(self, inputs: Tensor) -> Tensor:
         """Return rows of ``inputs`` in the model's form; may modify them in place."""

@@ -49,6 +49,8 @@ SHARES = ("accuracy", "accuracy-global")
 # Limit of a reply's size: a multiple of the expected bytes, plus an allowance for
 # headers, names, metrics and attachments.
 REPLY_FACTOR, REPLY_ALLOWANCE = 2, 2**24
+# Types of single values in a record.
+SCALARS = (int, float, str, bytes)
 # Upper bound of an .npy header.
 MAX_HEADER = 4096
 
@@ -116,7 +118,7 @@ def check_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _length(value: object) -> int:
     """Return the approximate size of a value in bytes."""
-    if isinstance(value, str | bytes):
+    if isinstance(value, (str, bytes)):
         return len(value)
     return 1 if isinstance(value, bool) else 8
 
@@ -166,16 +168,17 @@ def checked_arrays(
     record = entries_of(reply.content).get(key)
     if not isinstance(record, ArrayRecord):
         raise InvalidReplyError(f"has no arrays under {key!r}")
-    if record.keys() != expected.keys():
+    entries, likes = entries_of(record), entries_of(expected)
+    if entries.keys() != likes.keys():
         missing, extra = set(expected) - set(record), set(record) - set(expected)
         raise InvalidReplyError(
             f"lacks arrays {sorted(missing)} and has unknown arrays {sorted(extra)}"
         )
     arrays: Arrays = {}
-    usual = {name: tuple(like.shape) for name, like in expected.items()}
+    usual = {name: tuple(like.shape) for name, like in likes.items()}
     for name, shape in {**usual, **(shapes or {})}.items():
         try:
-            arrays[name] = _checked(record[name], expected[name], shape)
+            arrays[name] = _checked(entries[name], likes[name], shape)
         except Exception as error:  # TokenError, RecursionError, … of a header
             raise InvalidReplyError(f"array {name!r}: {error}") from None
     return arrays
@@ -290,7 +293,7 @@ def size_of(
         total += len(name)
         if isinstance(value, list):
             total += sum(map(_length, value))
-        elif isinstance(value, int | float | str | bytes):
+        elif isinstance(value, SCALARS):
             total += _length(value)
         else:
             if id(value) not in known:
@@ -340,6 +343,8 @@ class RunningMean:
                 # Arrays without dimensions stay arrays.
                 scaled = np.asarray(np.multiply(value, weight, dtype=np.float64))
                 self._sums[name], self._dtypes[name] = scaled, value.dtype
+            elif weight == 1:
+                np.add(self._sums[name], value, out=self._sums[name])
             else:
                 self._sums[name] += np.multiply(value, weight, dtype=np.float64)
 
@@ -370,9 +375,14 @@ class RunningMean:
         if self._total == 0:
             return None
         return {
-            name: rounded_to(dtype, self._sums.pop(name) / self._total)
+            name: rounded_to(dtype, self._divided(self._sums.pop(name)))
             for name, dtype in self._dtypes.items()
         }
+
+    def _divided(self, total: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        """Divide a sum by the sum of the weights, in place."""
+        total /= self._total
+        return total
 
 
 def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | None:

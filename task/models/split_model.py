@@ -215,6 +215,7 @@ class SplitModel(nn.Module):
         SettingsError
             If a name is missing or a shape differs.
         """
+        values = list[Tensor]()
         for name, tensor in self.tensors.items():
             value = state.get(name)
             if value is None or value.shape != tensor.shape:
@@ -223,7 +224,8 @@ class SplitModel(nn.Module):
                     f"{name!r} is {actual}; the model's is of shape "
                     f"{list(tensor.shape)}"
                 )
-            tensor.copy_(value)
+            values.append(value)
+        torch._foreach_copy_([*self.tensors.values()], values)
 
     @property
     def first_linear(self) -> nn.Linear | None:

@@ -155,6 +155,8 @@ class TrainCall:
 
     def alone(self) -> float:
         """Train one client's model, and return its mean loss over the last epoch."""
+        if not self.epochs:
+            return 0.0
         model, sgd = self.model, self.sgd
         examples, module = self.prepared(), model.part(self.part)
         forward = nn.Identity() if self.has_features else model.representation
@@ -301,8 +303,9 @@ def evaluation_size(model: SplitModel, examples: ExampleSet) -> int:
     with such norms no last example is left alone.
     """
     n, size = len(examples), EVALUATION_BATCH
-    if any(map(uses_batch_statistics, model.modules())):
-        while n > 1 and n % size == 1:
+    leaves_one = n > 1 and n % size == 1
+    if leaves_one and any(map(uses_batch_statistics, model.modules())):
+        while n % size == 1:
             size += 1
     return size
 
