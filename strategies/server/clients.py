@@ -11,11 +11,12 @@ from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common import messages as keys
+from flwr_frl.common.arrays import values_of
 from flwr_frl.common.settings import SettingsError, version
 from flwr_frl.common.text import one_line, several
 from flwr_frl.strategies.server.replies import (
@@ -455,7 +456,7 @@ class Clients:
         if not answers:
             raise self.nothing_sent(keys.INITIAL_ARRAYS)
         contents = [
-            tuple((n, a.dtype, tuple(a.shape), a.data) for n, a in record.items())
+            tuple((n, a.dtype, tuple(a.shape), _digest(a)) for n, a in record.items())
             for _, record in answers
         ]
         agreed = Counter(contents).most_common(1)[0][0]
@@ -591,3 +592,8 @@ def difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     values = f" ({its.get(name)} instead of {usual.get(name)})"
     shown = values if name in (*keys.INPUTS, keys.NUM_CLASSES) else ""
     return f"its model differs from that of most clients: {COMPARED[name]}{shown}"
+
+
+def _digest(array: Array) -> bytes:
+    """Return a digest of an array's values, which need not be serialised for it."""
+    return hashlib.sha256(np.ascontiguousarray(values_of(array)).data).digest()
