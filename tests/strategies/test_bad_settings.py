@@ -77,7 +77,7 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
     "fml": {
         "fml-alpha": (1.5,),
         "fml-beta": (-0.1,),
-        "shared-model": ("mlp-9", "cnn-1d"),
+        "shared-model": ("mlp-9", "cifar10-cnn"),
     },
     "fedkd": {"fedkd-energy-start": (1.5,), "fedkd-energy-end": (-1.0,)},
     "fedgh": {"fedgh-learning-rate": (-1.0,), "aggregation": ("median",)},
