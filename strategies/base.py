@@ -164,7 +164,7 @@ class Strategy(Algorithm, uses_mean="only"):
         valid = not self._personal or (averages and not own_arrays)
         require(valid, "personal", personal, allowed)
         # Warnings that were logged.
-        self._warned = set[tuple[object, ...]]()
+        self._warned = set[str]()
         trained = settings.fraction_train, settings.min_train_nodes, settings.seed
         tested = settings.fraction_evaluate, min_evaluate_nodes, settings.seed
         self._run = Parts(
@@ -377,9 +377,9 @@ class Strategy(Algorithm, uses_mean="only"):
         )
 
     def _warn_once(self, text: str, *values: object) -> None:
-        """Log a warning, unless the same one was logged before."""
-        if (text, values) not in self._warned:
-            self._warned.add((text, values))
+        """Log a warning, at the first call with this text only."""
+        if text not in self._warned:
+            self._warned.add(text)
             log(WARNING, text, *values)
 
     def _look_at_foreign(self, round: Round) -> None:

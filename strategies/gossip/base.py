@@ -129,8 +129,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         if not self._message_lengths:
             self._set_message_format([*name_of])
         for name in {*name_of.values()} - self.number.keys():
-            text = "client %s has no place in the graph"
-            self._warn_once(text, clients.label(name))
+            self._warn_once(f"client {clients.label(name)} has no place in the graph")
         present = self.number.keys() - self.lost
         return [node for node, name in name_of.items() if name in present]
 
