@@ -239,16 +239,17 @@ class TrainCall:
         order = sorted(range(len(examples)), key=lambda i: -len(examples[i]))
         if order == list(range(len(examples))):
             return self._on_ordered(state, examples, constants, correction, streams)
-        ordered = {name: tensor[order] for name, tensor in state.items()}
+        place = torch.tensor(order).to(examples[0].place)
+        ordered = {name: tensor[place] for name, tensor in state.items()}
         means = self._on_ordered(
             ordered,
             [examples[i] for i in order],
-            [tensor[order] for tensor in constants],
-            {name: tensor[order] for name, tensor in correction.items()},
+            [tensor[place] for tensor in constants],
+            {name: tensor[place] for name, tensor in correction.items()},
             [streams[i] for i in order],
         )
         for name, tensor in state.items():
-            tensor[order] = ordered[name]
+            tensor[place] = ordered[name]
         mean_of = dict(zip(order, means, strict=True))
         return [mean_of[i] for i in range(len(examples))]
 

@@ -1,7 +1,5 @@
 """FedBABU compared with a NumPy implementation of server and clients."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from layered import gradients, loss_of, start
@@ -70,9 +68,9 @@ def test_structure_distinguishes_another_initial_head():
         client = run("fedbabu", 0, **TASK).client(0, 0)
         state = client.task.initial_state
         moved = {"head.weight": state["head.weight"] + nudged}
-        client.task = SimpleNamespace(
-            initial_state={**state, **moved}, classes=client.task.classes
-        )
+        task = type("Task", (), {"classes": client.task.classes})()
+        task.initial_state = {**state, **moved}
+        client.task = task
         return client._structure()
 
     # Machines may differ in the last bits.

@@ -57,6 +57,12 @@ def assert_losses(found: Run, models: list[Matrix], now: int = -1) -> None:
         assert metrics["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
+def assert_near_arrays(found: Run, other: Run) -> None:
+    """Assert that two runs have the same shared arrays, up to rounding."""
+    for arrays, others in zip(found.arrays, other.arrays, strict=True):
+        assert_near(matrix(arrays), matrix(others), within=1e-6)
+
+
 def assert_same_arrays(found: Run, other: Run) -> None:
     """Assert that two runs have bit-identical shared arrays in each round."""
     for arrays, others in zip(found.arrays, other.arrays, strict=True):
