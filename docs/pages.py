@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from docs.algorithm_pages import algorithm_pages
-from docs.links import COPIES, RESULTS, ROOT, for_site
+from docs.links import COPIES, IMAGES, RESULTS, ROOT, for_site
 
 GENERATED = ("algorithms", "project", "reference", "results")
 # Pages of the reference: title and package.
@@ -37,8 +37,9 @@ def write_pages(folder: Path) -> None:
         # Sphinx reads only changed files again.
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
-    for picture in sorted(RESULTS.glob("*.png")):
-        shutil.copyfile(picture, folder / "results" / picture.name)
+    for picture in sorted(RESULTS.iterdir()):
+        if picture.suffix in IMAGES:
+            shutil.copyfile(picture, folder / "results" / picture.name)
 
 
 def copies() -> dict[str, str]:
