@@ -29,8 +29,10 @@ from flwr_frl.strategies.server.replies import is_finite
 CLIENTS = 5
 LIAR = 2
 MODEL = "mlp"
+LORA = {"adapters": "lora", "lora-rank": 2}
 OWN: dict[str, dict[str, Any]] = {
-    **{name: {"adapters": "lora"} for name in ("fedsa-lora", "ffa-lora", "feddpa")},
+    **dict.fromkeys(("fedsa-lora", "ffa-lora", "feddpa", "fedex-lora"), LORA),
+    **{n: LORA | {"client-ranks": "2 1"} for n in ("flexlora", "hetlora", "flora")},
     "fedbn": {"model": "resnet20"},
     "fedbuff": {"concurrency": 4, "buffer-size": 2, "upload-compressor": "qsgd-top-k"},
     "fedper": {"upload-compressor": "sign-rand-k"},
