@@ -113,7 +113,7 @@ class FedEMClient(Client, requires=(needs_classes, needs_cross_entropy)):
 
     def each_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each target, in the shape of the targets."""
-        # Those of the setting `class-weights`
+        # The setting `class-weights` gives the loss its weights.
         weights = getattr(self._loss, "weights", None)
         if weights is not None:
             weights = torch.tensor(weights, dtype=outputs.dtype, device=self._device)
@@ -160,7 +160,7 @@ class FedEMClient(Client, requires=(needs_classes, needs_cross_entropy)):
         Parameters
         ----------
         losses : Tensor, shape (M, ...)
-            Those of `losses`.
+            Losses of the M components, as from the method `losses`.
         """
         logarithms = self.saved[WEIGHTS].log().view(-1, *[1] * (losses.ndim - 1))
         shares = (logarithms - losses).softmax(0)

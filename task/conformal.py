@@ -44,9 +44,9 @@ class Conformal:
     def threshold(self, validation: Pair) -> float:
         """Return the largest nonconformity score in a client's prediction sets.
 
-        Of n validation examples it is the ⌈(n + 1) · coverage⌉-th smallest score of the
-        targets. It is infinite, so that sets contain everything, if n is smaller than
-        that, that is below coverage / (1 - coverage).
+        With n validation examples, let k = ⌈(n + 1) · coverage⌉. The threshold is the
+        k-th smallest of the scores of their targets. If k is above n, which happens for
+        n below coverage / (1 - coverage), it is infinite: sets contain everything.
         """
         scores = self._target_scores(validation)
         rank = math.ceil((len(scores) + 1) * self.coverage - 1e-9)

@@ -93,7 +93,7 @@ METRICS: Mapping[str, Metric] = {
     "ece": ece,
     "brier-score": brier_score,
 }
-# Those of scikit-learn.
+# The metrics that scikit-learn computes.
 OF_SKLEARN = ("balanced-accuracy", "macro-f1")
 
 

@@ -237,31 +237,14 @@ class TrainCall:
         """
         # The largest sets first, so that the models of each step are a slice.
         order = sorted(range(len(examples)), key=lambda i: -len(examples[i]))
-        if order == list(range(len(examples))):
-            return self._on_ordered(state, examples, constants, correction, streams)
-        place = torch.tensor(order).to(examples[0].place)
-        ordered = {name: tensor[place] for name, tensor in state.items()}
-        means = self._on_ordered(
-            ordered,
-            [examples[i] for i in order],
-            [tensor[place] for tensor in constants],
-            {name: tensor[place] for name, tensor in correction.items()},
-            [streams[i] for i in order],
-        )
-        for name, tensor in state.items():
-            tensor[place] = ordered[name]
-        mean_of = dict(zip(order, means, strict=True))
-        return [mean_of[i] for i in range(len(examples))]
-
-    def _on_ordered(
-        self,
-        state: dict[str, Tensor],
-        examples: Sequence[ExampleSet],
-        constants: list[Tensor],
-        correction: dict[str, Tensor],
-        streams: Sequence[RngContext],
-    ) -> list[float | TrainingDivergedError]:
-        """Train models, the largest set of examples first; see `on_rows`."""
+        given = state
+        if order != sorted(order):
+            place = torch.tensor(order).to(examples[0].place)
+            state = {name: tensor[place] for name, tensor in state.items()}
+            constants = [tensor[place] for tensor in constants]
+            correction = {name: tensor[place] for name, tensor in correction.items()}
+            examples = [examples[i] for i in order]
+            streams = [streams[i] for i in order]
         sgd = self.sgd
         objective = Objective(
             self.model, self.loss, self.regularizer, self.has_features
@@ -286,8 +269,12 @@ class TrainCall:
         if training.state is not state:
             for name, tensor in state.items():
                 tensor.copy_(training.state[name])
-        means = sums[:, 0] / sums[:, 1].clamp(min=1)
-        return [self._result(of_client) for of_client in means.T.tolist()]
+        if state is not given:
+            for name, tensor in given.items():
+                tensor[place] = state[name]
+        means = (sums[:, 0] / sums[:, 1].clamp(min=1)).T.tolist()
+        results = {i: self._result(mean) for i, mean in zip(order, means, strict=True)}
+        return [results[i] for i in sorted(results)]
 
     def _result(self, means: Sequence[float]) -> float | TrainingDivergedError:
         """Return the last of the means of one client's epochs, or its error."""

@@ -76,7 +76,7 @@ def test_intervals_of_numbers():
     assert found == pytest.approx({"coverage": 3 / 4, "interval-width": 60.0})
     flat = [(outputs[:, 0], targets[:, 0]) for outputs, targets in (validation, test)]
     assert Conformal(0.6).metrics(*flat, unit=10.0) == found
-    # Of several numbers, the largest residual counts.
+    # The score of a target of several numbers is its largest residual.
     two = torch.tensor([[1.0, -5.0], [2.0, 0.0]]), torch.zeros(2, 2)
     assert Conformal(0.3).threshold(two) == 2.0
     assert Conformal(0.6).threshold(two) == 5.0
