@@ -26,7 +26,6 @@ from functools import cached_property
 from typing import Any, Literal, Protocol, Self
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from flwr_frl.common.compression import Compressor, Identity
@@ -363,8 +362,8 @@ class SaddlePoint:
         """
         used = Identity() if state.iteration == 0 else compressor
         difference = (state.raw - state.copy)[0, self.private :]
-        message = used.compress(torch.from_numpy(difference.astype(np.float32)), stream)
-        sent = used.decompress(message, len(difference)).numpy()
+        rows = difference[None].astype(np.float32)
+        (message,), sent = used.compress_rows(rows, [lambda: stream])
         known = state.copy[:, self.private :] + sent
         state.copy = np.concatenate([state.raw[:, : self.private], known], axis=1)
         return message

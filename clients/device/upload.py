@@ -59,6 +59,7 @@ class Upload:
         v = torch.cat([change.float().flatten() for change in changes]) + error
         sizes = tuple(change.numel() for change in changes)
         operator = from_settings(self.settings, sizes)
-        message = operator.compress(v, np.random.default_rng([self.seed, 0xC04E]))
+        rng, rows = np.random.default_rng([self.seed, 0xC04E]), to_numpy(v)[None]
+        (message,), sent = operator.compress_rows(rows, [lambda: rng])
         client._attachments[MESSAGE] = message
-        return {GROUP + VECTOR: to_numpy(v) - operator.decoded(message, len(v))}
+        return {GROUP + VECTOR: (rows - sent)[0]}

@@ -175,6 +175,13 @@ class GraphClient(Client):
             self._attachments["sketch"] = sketch(vector).tobytes()
 
 
+class Sent(NamedTuple):
+    """The messages of a round as rows: the row of each message, and all vectors."""
+
+    rows: Mapping[bytes, int]
+    q: Tensor
+
+
 class Exchange(NamedTuple):
     """The valid messages of one round, with a row for each receiving node.
 
@@ -292,7 +299,7 @@ class Node(GraphClient):
         self,
         relayed: Sequence[Relayed],
         configs: Sequence[Mapping[str, Any]],
-        known: Mapping[bytes, Tensor] | None = None,
+        known: Sent | None = None,
     ) -> list[int]:
         """Decode and `mix` the messages of one round.
 
@@ -302,38 +309,48 @@ class Node(GraphClient):
             The messages to each node.
         configs : sequence of mapping
             The server's config for each node.
-        known : mapping of bytes to Tensor, optional
-            Vectors of messages that need not be decoded.
+        known : Sent, optional
+            Messages that need not be decoded.
 
         Returns
         -------
         list of int
             The number of messages that each node has refused.
         """
-        vectors, refused = dict(known or {}), [0] * len(relayed)
-        total = torch.zeros_like(self.x)
-        weights = np.zeros((len(relayed), 1), np.float32)
-        # One vector at a time: not every device has sparse matrices.
-        for i, (row, messages) in enumerate(zip(total.unbind(), relayed, strict=True)):
+        rows, q = known or ({}, torch.zeros(0, self.dimension))
+        rows, new, refused = dict(rows), list[Tensor](), [0] * len(relayed)
+        edges, weights = list[tuple[int, int]](), list[float]()
+        for i, messages in enumerate(relayed):
             for sender, weight, data in zip(*messages, strict=True):
                 try:
-                    if data not in vectors:
-                        vectors[data] = self.decode(data).to(self._device)
+                    if data not in rows:
+                        new.append(self.decode(data))
+                        rows[data] = len(q) + len(new) - 1
                 except ValueError as error:
                     self.refuse(sender, error)
                     refused[i] += 1
                     continue
-                row.add_(vectors[data], alpha=weight)
-                weights[i] += weight
-        of_senders = torch.from_numpy(weights).to(self._device)
+                edges.append((i, rows[data]))
+                weights.append(weight)
+        q = torch.cat([q, *(vector[None] for vector in new)])
+        # The entries of a row are added in the order of its messages. Not every device
+        # has sparse matrices.
+        w = torch.sparse_coo_tensor(
+            torch.tensor(edges, dtype=torch.int64).view(-1, 2).T,
+            torch.tensor(weights),
+            (len(relayed), len(q)),
+            check_invariants=False,
+        )
+        of_senders = w @ torch.ones(len(q), 1)
         of_all = torch.tensor([[each["neighbour-weight"]] for each in configs])
+        total, device = (w @ q).to(self._device), self._device
         step = float(configs[0]["consensus-step"])
-        self.mix(Exchange(total, of_senders, of_all.to(self._device), step))
+        self.mix(Exchange(total, of_senders.to(device), of_all.to(device), step))
         return refused
 
     def messages(
         self, server_round: int, seeds: Sequence[int]
-    ) -> tuple[list[bytes], dict[bytes, Tensor]]:
+    ) -> tuple[list[bytes], Tensor]:
         """Return each node's message to its neighbours, and update the vectors.
 
         Parameters
@@ -348,33 +365,22 @@ class Node(GraphClient):
         -------
         messages : list of bytes
             Empty if a node has nothing to send.
-        decoded : dict of bytes to Tensor
-            The messages that are sent, with their vectors; empty if receivers refuse
-            one of them.
+        q : Tensor, shape (nodes, d)
+            Their vectors, on the CPU; 0 if a node has nothing to send.
         """
         vectors, threshold = self.outgoing(server_round)
         squares = vectors.square().sum(1).tolist()
         # A vector with NaN is not sent; saving the state reports it.
         sent = [i for i, square in enumerate(squares) if square > threshold]
-        messages = [b""] * len(vectors)
-        if not sent:
-            return messages, {}
-        rows = slice(None) if len(sent) == len(vectors) else sent
-        chosen = vectors[rows]
-        draw = np.random.default_rng
-        generators = [cache(partial(draw, [seeds[i], 0x60551])) for i in sent]
-        encoded = self.compressor.compress_rows(chosen, generators)
-        if not isinstance(self.compressor, compression.Identity):
-            vs = [self.compressor.decompress(m, self.dimension) for m in encoded]
-            chosen = torch.stack(vs).to(self._device)
-        for i, message in zip(sent, encoded, strict=True):
-            messages[i] = message
-        q = torch.zeros_like(vectors)
-        q[rows] = chosen
-        self.apply_sent(q)
-        if not chosen.abs().max() <= LARGEST_ENTRY:
-            return messages, {}
-        return messages, dict(zip(encoded, chosen.unbind(), strict=True))
+        rng = cache(lambda i: np.random.default_rng([seeds[i], 0x60551]))
+        sources = [partial(rng, i) for i in sent]
+        rows = to_numpy(vectors[sent])
+        encoded, decoded = self.compressor.compress_rows(rows, sources)
+        q = torch.zeros(vectors.shape)
+        q[sent] = torch.from_numpy(decoded)
+        self.apply_sent(q.to(self._device))
+        of_sender = dict(zip(sent, encoded, strict=True))
+        return [of_sender.get(i, b"") for i in range(len(q))], q
 
     def iterate(
         self, server_round: int, gradients: Iterator[Gradients]

@@ -19,7 +19,15 @@ from flwr_frl.clients.device.codec import pack_metrics
 from flwr_frl.clients.device.groups import Arrays, Tensors, to_numpy
 from flwr_frl.clients.device.rows import Asked
 from flwr_frl.clients.device.setup import SIMULATED, build_client, torch_seed
-from flwr_frl.clients.gossip.base import COLUMNS, VECTORS, Gradients, Node, Relayed
+from flwr_frl.clients.gossip.base import (
+    COLUMNS,
+    LARGEST_ENTRY,
+    VECTORS,
+    Gradients,
+    Node,
+    Relayed,
+    Sent,
+)
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import fill, memory_record, reply_with
@@ -60,14 +68,14 @@ class Matrices(NamedTuple):
         The models.
     vectors : dict of str to Tensor, shape (nodes, d)
         The vectors, by their names in a client's state.
-    sent : dict of bytes to Tensor
-        Messages of the round, with their decoded vectors.
+    sent : Sent or None
+        The messages of the round; None if receivers refuse one of them.
     """
 
     flat: FlatParameters
     x: Tensor
     vectors: Tensors
-    sent: Mapping[bytes, Tensor]
+    sent: Sent | None
 
 
 _EMPTY = ArrayRecord().__dict__
@@ -121,7 +129,7 @@ def gather(client: Node, states: Sequence[RecordDict], round_: int) -> Matrices:
             # Initial vectors are 0.
             if round_ or name in state:
                 row.copy_(state[name])
-    return Matrices(client.flat, x, vectors, {})
+    return Matrices(client.flat, x, vectors, None)
 
 
 class Nodes:
@@ -199,10 +207,12 @@ class Nodes:
             # `isfinite().all()` takes ten times as long.
             if (matrix * 0).sum() != 0:
                 raise TrainingDivergedError("a node's state is not finite")
-        messages, sent = client.messages(self.round, seeds)
+        messages, q = client.messages(self.round, seeds)
+        sent = Sent({message: i for i, message in enumerate(messages)}, q)
+        is_valid = bool(q.abs().max() <= LARGEST_ENTRY)
         replies = list(map(self.reply, range(len(states)), messages, losses, refused))
         # No state is changed before all replies exist.
-        matrices = Matrices(flat, client.x, client.saved, sent)
+        matrices = Matrices(flat, client.x, client.saved, sent if is_valid else None)
         for i, state in enumerate(states):
             record = NodeRecord(matrices, i)
             versions.replace_versions(state, self.round, record, {last, self.round})

@@ -11,7 +11,9 @@ applies one operator to each tensor. The section's operators (a) and (b) are tho
 keep k entries, Comp_k, with `QSGD` and with `Sign`.
 
 ``compress`` encodes C(x) as bytes and ``decompress`` decodes it. C(x) is defined as the
-output of ``decompress``, so the sender and the receivers hold identical floats.
+output of ``decompress``, so the sender and the receivers hold identical floats. The
+operators work on matrices with a row for each vector, as many nodes of one process send
+messages at once.
 
 Every encoding has a fixed size, which depends only on the dimension and the operator's
 settings: ``num_bytes(d)`` is the length of every message. Fields are concatenated, and
@@ -33,14 +35,14 @@ on the number of threads, and so would the messages.
 """
 
 import math
-import struct
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import numpy as np
+import numpy.typing as npt
 from numpy.typing import NDArray
 
 from flwr_frl.common.settings import Checked, require, setting
@@ -50,19 +52,22 @@ if TYPE_CHECKING:
     import torch
 
 Float32s = NDArray[np.float32]
+Bytes = NDArray[np.uint8]
 # Returns a message's generator, always the same one. Making one takes as long as a
 # small message, so deterministic operators do not call it.
 Source = Callable[[], np.random.Generator]
 
-FLOAT = struct.Struct("<f")
-SEED = struct.Struct("<Q")
+# Bytes of a float, and of a seed
+FLOAT, SEED = 4, 8
+# Number of entries that are encoded at once, as temporary arrays take more memory.
+AT_ONCE = 2**16
 
 
 class Compressor(ABC):
     """An operator C of Definition 1 together with its encoding.
 
     Subclasses implement ``omega``, ``encode`` and ``decode``. The last two receive only
-    finite vectors and messages of the right length.
+    rows: finite vectors, and messages of the right length.
     """
 
     @lru_cache(maxsize=1024)  # noqa: B019 - operators are small.
@@ -74,7 +79,8 @@ class Compressor(ABC):
         dimension : int
             Number of entries d of the vector.
         """
-        return len(self.encode(np.ones(dimension, np.float32), np.random.default_rng))
+        ones = np.ones((1, dimension), np.float32)
+        return int(self.encode(ones, [np.random.default_rng]).shape[1])
 
     @abstractmethod
     def omega(self, dimension: int) -> float:
@@ -135,17 +141,43 @@ class Compressor(ABC):
         ValueError
             If an entry is not finite.
         """
-        return self.compress_rows(x[None], [lambda: generator])[0]
+        array: Float32s = x.detach().cpu().numpy()
+        return self.compress_rows(array[None], [lambda: generator])[0][0]
 
     def compress_rows(
-        self, rows: "torch.Tensor", generators: Iterable[Source]
-    ) -> list[bytes]:
-        """Encode C(x) for each row x of a matrix, with one generator per row."""
-        array: Float32s = rows.detach().cpu().numpy()
-        if not np.isfinite(array).all():
+        self, x: Float32s, generators: Sequence[Source]
+    ) -> tuple[list[bytes], Float32s]:
+        """Encode C(x) of each row of a matrix.
+
+        Parameters
+        ----------
+        x : ndarray of float32, shape (rows, d)
+            The vectors; every entry is finite.
+        generators : sequence of callable
+            The source of each row.
+
+        Returns
+        -------
+        messages : list of bytes
+            A message for each row.
+        decoded : ndarray of float32, shape (rows, d)
+            C(x) of each row.
+
+        Raises
+        ------
+        ValueError
+            If an entry is not finite.
+        """
+        if not np.isfinite(x).all():
             raise ValueError("the vector has an entry that is not finite")
-        pairs = zip(array, generators, strict=True)
-        return [self.encode(row, generator) for row, generator in pairs]
+        messages, decoded = list[bytes](), np.empty_like(x)
+        step = max(1, AT_ONCE // x.shape[1])
+        for first in range(0, len(x), step):
+            rows = slice(first, first + step)
+            data = self.encode(x[rows], generators[rows])
+            messages += [row.tobytes() for row in data]
+            decoded[rows] = self.decode(data, x.shape[1])
+        return messages, decoded
 
     def decompress(self, data: bytes, dimension: int) -> "torch.Tensor":
         """Return C(x) as `decoded` does, as a tensor on the CPU."""
@@ -179,15 +211,16 @@ class Compressor(ABC):
                 f"a {type(self).__name__} message of {dimension} entries has "
                 f"{expected} bytes, not {len(data)}"
             )
-        return self.decode(memoryview(data), dimension)
+        (vector,) = self.decode(np.frombuffer(data, np.uint8)[None], dimension)
+        return cast(Float32s, vector)
 
     @abstractmethod
-    def encode(self, x: Float32s, generator: Source) -> bytes:
-        """Return the message of a finite vector."""
+    def encode(self, x: Float32s, generators: Sequence[Source]) -> Bytes:
+        """Return the messages of finite vectors, shape (rows, ``num_bytes(d)``)."""
 
     @abstractmethod
-    def decode(self, data: memoryview, dimension: int) -> Float32s:
-        """Return C(x) from a message of ``num_bytes(dimension)`` bytes."""
+    def decode(self, data: Bytes, dimension: int) -> Float32s:
+        """Return C(x), shape (rows, d), from the result of ``encode``."""
 
 
 @dataclass(frozen=True)
@@ -198,13 +231,13 @@ class Identity(Compressor):
         """Return 1."""
         return 1.0
 
-    def encode(self, x: Float32s, generator: Source) -> bytes:
-        """Return the message of a finite vector."""
-        return x.astype("<f4", copy=False).tobytes()
+    def encode(self, x: Float32s, generators: Sequence[Source]) -> Bytes:
+        """Return the messages of finite vectors."""
+        return as_bytes(x, "<f4")
 
-    def decode(self, data: memoryview, dimension: int) -> Float32s:
+    def decode(self, data: Bytes, dimension: int) -> Float32s:
         """Return C(x)."""
-        entries = np.frombuffer(data, "<f4")
+        entries = data.view("<f4")
         if not np.isfinite(entries).all():
             raise ValueError("a compressed entry is not finite")
         return entries.astype(np.float32)
@@ -230,14 +263,15 @@ class Sign(Compressor):
         """Return ‖x‖₁² / (d ‖x‖₂²)."""
         return l1(x) ** 2 / (len(x) * squared_l2(x))
 
-    def encode(self, x: Float32s, generator: Source) -> bytes:
-        """Return the message of a finite vector."""
-        return FLOAT.pack(l1(x) / len(x)) + np.packbits(x >= 0).tobytes()
+    def encode(self, x: Float32s, generators: Sequence[Source]) -> Bytes:
+        """Return the messages of finite vectors."""
+        means = [[l1(row) / len(row)] for row in x]
+        return np.hstack([as_bytes(means, "<f4"), np.packbits(x >= 0, axis=1)])
 
-    def decode(self, data: memoryview, dimension: int) -> Float32s:
+    def decode(self, data: Bytes, dimension: int) -> Float32s:
         """Return C(x)."""
-        mean = read_norm(data)
-        positive = unpack_bits(data[FLOAT.size :], dimension).view(np.bool_)
+        mean = read_norms(data)
+        positive = unpack_bits(data[:, FLOAT:], dimension).view(np.bool_)
         return np.where(positive, mean, -mean)
 
 
@@ -298,22 +332,24 @@ class QSGD(Compressor):
     def _bits(self) -> int:
         return self.levels.bit_length() + 1
 
-    def encode(self, x: Float32s, generator: Source) -> bytes:
-        """Return the message of a finite vector."""
-        norm = np.float32(math.sqrt(squared_l2(x)))
+    def encode(self, x: Float32s, generators: Sequence[Source]) -> Bytes:
+        """Return the messages of finite vectors."""
+        norm = np.array([[math.sqrt(squared_l2(row))] for row in x], np.float32)
         # Dividing first keeps the quotient at most 1, and so the level at most s.
-        level = np.abs(x) / (norm or np.float32(1)) * np.float32(self.levels)
+        level = np.abs(x) / np.where(norm, norm, np.float32(1))
+        level *= np.float32(self.levels)
         low = np.floor(level)
-        up = generator().random(len(x), dtype=np.float32) < level - low
+        drawn = [draw().random(x.shape[1], dtype=np.float32) for draw in generators]
+        up = np.stack(drawn) < level - low
         code = (low.astype(np.uint16) + up) << 1
         # A level of zero has no sign, so every vector has exactly one encoding.
         code |= (x < 0) & (code > 0)
-        return FLOAT.pack(norm) + pack(code, self._bits)
+        return np.hstack([as_bytes(norm, "<f4"), pack(code, self._bits)])
 
-    def decode(self, data: memoryview, dimension: int) -> Float32s:
+    def decode(self, data: Bytes, dimension: int) -> Float32s:
         """Return C(x)."""
-        norm = read_norm(data)
-        code = unpack(data[FLOAT.size :], dimension, self._bits)
+        norm = read_norms(data)
+        code = unpack(data[:, FLOAT:], dimension, self._bits)
         level = code >> 1
         if level.max() > self.levels:
             raise ValueError(f"a level is {level.max()}, above {self.levels}")
@@ -387,28 +423,27 @@ class TopK(KeepsK):
         """Return the fraction of ‖x‖² that is kept, times the ω of its encoding."""
         # ‖x − C(x)‖² = ‖x − Top_k(x)‖² + ‖Top_k(x) − C(x)‖², as the supports are
         # disjoint; the second term is (1 − ω(Top_k(x))) ‖Top_k(x)‖².
-        kept = x[_largest(x, self.count(len(x)))]
+        kept = x[_largest(x[None], self.count(len(x)))[0]]
         return squared_l2(kept) / squared_l2(x) * self.entries.omega_at(kept)
 
-    def encode(self, x: Float32s, generator: Source) -> bytes:
-        """Return the message of a finite vector."""
-        indices = _largest(x, self.count(len(x)))
-        packed = pack(indices, index_bits(len(x)))
-        return packed + self.entries.encode(x[indices], generator)
+    def encode(self, x: Float32s, generators: Sequence[Source]) -> Bytes:
+        """Return the messages of finite vectors."""
+        dimension = x.shape[1]
+        indices = _largest(x, self.count(dimension))
+        kept = self.entries.encode(np.take_along_axis(x, indices, 1), generators)
+        return np.hstack([pack(indices, index_bits(dimension)), kept])
 
-    def decode(self, data: memoryview, dimension: int) -> Float32s:
+    def decode(self, data: Bytes, dimension: int) -> Float32s:
         """Return C(x)."""
         k, bits = self.count(dimension), index_bits(dimension)
         split = (k * bits + 7) // 8
-        indices = unpack(data[:split], k, bits)
-        if indices[-1] >= dimension or (indices[1:] <= indices[:-1]).any():
+        indices = unpack(data[:, :split], k, bits)
+        last, steps = indices[:, -1], np.diff(indices)
+        if (last >= dimension).any() or (steps <= 0).any():
             raise ValueError(
                 f"the indices are not strictly increasing numbers below {dimension}"
             )
-        entries = self.entries.decode(data[split:], k)
-        x = np.zeros(dimension, np.float32)
-        x[indices] = entries
-        return x
+        return scattered(self.entries.decode(data[:, split:], k), indices, dimension)
 
 
 class RandK(KeepsK):
@@ -434,20 +469,18 @@ class RandK(KeepsK):
         pairs = (k - 1) / (d - 1) if d > 1 else 0.0
         return (1 + pairs * (l1(x) ** 2 / squared_l2(x) - 1)) / d
 
-    def encode(self, x: Float32s, generator: Source) -> bytes:
-        """Return the message of a finite vector."""
-        seed = int(generator().integers(2**64, dtype=np.uint64))
-        kept = x[_drawn(seed, self.count(len(x)), len(x))]
-        return SEED.pack(seed) + self.entries.encode(kept, generator)
+    def encode(self, x: Float32s, generators: Sequence[Source]) -> Bytes:
+        """Return the messages of finite vectors."""
+        seeds = [[draw().integers(2**64, dtype=np.uint64)] for draw in generators]
+        indices = _drawn(seeds, self.count(x.shape[1]), x.shape[1])
+        kept = self.entries.encode(np.take_along_axis(x, indices, 1), generators)
+        return np.hstack([as_bytes(seeds, "<u8"), kept])
 
-    def decode(self, data: memoryview, dimension: int) -> Float32s:
+    def decode(self, data: Bytes, dimension: int) -> Float32s:
         """Return C(x)."""
         k = self.count(dimension)
-        (seed,) = SEED.unpack_from(data)
-        entries = self.entries.decode(data[SEED.size :], k)
-        x = np.zeros(dimension, np.float32)
-        x[_drawn(seed, k, dimension)] = entries
-        return x
+        indices = _drawn(data[:, :SEED].view("<u8"), k, dimension)
+        return scattered(self.entries.decode(data[:, SEED:], k), indices, dimension)
 
 
 @dataclass(frozen=True)
@@ -474,7 +507,7 @@ class PerTensor(Compressor):
         return min(self.compressor.omega(size) for size in self.sizes)
 
     def _split(self, x: Float32s) -> list[Float32s]:
-        return np.split(x, np.cumsum(self.sizes)[:-1])
+        return np.split(x, np.cumsum(self.sizes)[:-1], axis=-1)
 
     def omega_at(self, x: Float32s) -> float:
         """Return the mean of the tensors' ω(x), weighted by their squared norms."""
@@ -485,19 +518,19 @@ class PerTensor(Compressor):
         )
         return kept / squared_l2(x)
 
-    def encode(self, x: Float32s, generator: Source) -> bytes:
-        """Return the message of a finite vector."""
+    def encode(self, x: Float32s, generators: Sequence[Source]) -> Bytes:
+        """Return the messages of finite vectors."""
         encode = self.compressor.encode
-        return b"".join(encode(tensor, generator) for tensor in self._split(x))
+        return np.hstack([encode(tensor, generators) for tensor in self._split(x)])
 
-    def decode(self, data: memoryview, dimension: int) -> Float32s:
+    def decode(self, data: Bytes, dimension: int) -> Float32s:
         """Return C(x)."""
         tensors, start = [], 0
         for size in self.sizes:
             end = start + self.compressor.num_bytes(size)
-            tensors.append(self.compressor.decode(data[start:end], size))
+            tensors.append(self.compressor.decode(data[:, start:end], size))
             start = end
-        return np.concatenate(tensors)
+        return np.hstack(tensors)
 
 
 CompressorName = Literal[
@@ -620,12 +653,26 @@ def squared_l2(x: Float32s) -> float:
     return float(np.square(x, dtype=np.float64).sum())
 
 
-def read_norm(data: memoryview) -> np.float32:
-    """Read a finite, non-negative float32; raise ValueError for other values."""
-    norm = FLOAT.unpack_from(data)[0]
-    if not 0 <= norm < math.inf:
+def as_bytes(values: npt.ArrayLike, dtype: str) -> Bytes:
+    """Return the bytes of a matrix in a dtype, row by row."""
+    return np.ascontiguousarray(values, dtype).view(np.uint8)
+
+
+def scattered(entries: Float32s, indices: NDArray[Any], dimension: int) -> Float32s:
+    """Return rows with entries at the indices of each row, and 0 elsewhere."""
+    x = np.zeros((len(entries), dimension), np.float32)
+    np.put_along_axis(x, indices, entries, 1)
+    return x
+
+
+def read_norms(data: Bytes) -> Float32s:
+    """Read finite, non-negative float32s, shape (rows, 1); ValueError for others."""
+    norms = data[:, :FLOAT].view("<f4")
+    valid = (norms >= 0) & (norms < math.inf)
+    if not valid.all():
+        norm = norms[~valid][0]
         raise ValueError(f"the norm is {norm}; expected a finite number >= 0")
-    return np.float32(norm)
+    return norms.astype(np.float32)
 
 
 def index_bits(dimension: int) -> int:
@@ -633,53 +680,60 @@ def index_bits(dimension: int) -> int:
     return (dimension - 1).bit_length()
 
 
-def pack(values: NDArray[np.integer], bits: int) -> bytes:
-    """Write every value in ``bits`` bits, the most significant first."""
-    masks = np.uint32(1) << np.arange(bits, dtype=np.uint32)[::-1]
-    return np.packbits(values.astype(np.uint32)[:, None] & masks != 0).tobytes()
+def pack(values: NDArray[np.integer], bits: int) -> Bytes:
+    """Write every value in ``bits`` bits, the most significant first, row by row."""
+    wide = np.unpackbits(as_bytes(values[..., None], ">u4"), axis=2)
+    return np.packbits(wide[..., 32 - bits :].reshape(len(values), -1), axis=1)
 
 
-def unpack_bits(data: memoryview, count: int) -> NDArray[np.uint8]:
-    """Read bits as 0 and 1; raise ValueError if the padding is not zero."""
-    raw = np.frombuffer(data, np.uint8)
-    padding = 8 * len(raw) - count
-    if padding and raw[-1] & ((1 << padding) - 1):
+def unpack_bits(data: Bytes, count: int) -> Bytes:
+    """Read bits as 0 and 1, row by row; ValueError if the padding is not zero."""
+    padding = 8 * data.shape[1] - count
+    if padding and (data[:, -1] & ((1 << padding) - 1)).any():
         raise ValueError("the padding bits of the last byte are not all zero")
-    return np.unpackbits(raw, count=count)
+    return np.unpackbits(data, axis=1, count=count)
 
 
-def unpack(data: memoryview, count: int, bits: int) -> NDArray[np.int64]:
-    """Read the values written by ``pack``."""
+def unpack(data: Bytes, count: int, bits: int) -> NDArray[np.int64]:
+    """Read the values written by ``pack``, shape (rows, count)."""
     # Floats of 24 and of 53 bits are exact here, and their product is the fastest way.
     powers = 2.0 ** np.arange(bits, dtype="f4" if bits <= 24 else "f8")[::-1]
-    columns = unpack_bits(data, count * bits).reshape(count, bits)
-    return (columns.astype(powers.dtype) @ powers).astype(np.int64)
+    columns = unpack_bits(data, count * bits).reshape(len(data) * count, bits)
+    values = (columns.astype(powers.dtype) @ powers).astype(np.int64)
+    return values.reshape(len(data), count)
 
 
 def _largest(x: Float32s, k: int) -> NDArray[np.int64]:
-    """Return the increasing indices of the k largest magnitudes, lower index on ties.
+    """Return the increasing indices of each row's k largest magnitudes.
 
-    All entries above the k-th largest magnitude are kept, and the first that equal it.
-    The result is the same on every machine, which `torch.topk` does not guarantee for
-    ties.
+    Of equal ones, those of lower indices are kept, on every machine, which `torch.topk`
+    does not guarantee.
     """
     magnitude = np.abs(x)
-    bound = np.partition(magnitude, len(x) - k)[len(x) - k]
-    above = np.flatnonzero(magnitude > bound)
-    equal = np.flatnonzero(magnitude == bound)[: k - len(above)]
-    # Both parts are sorted, which makes a stable sort fast.
-    return np.sort(np.concatenate([above, equal]), kind="stable")
+    place = x.shape[1] - k
+    bound = np.partition(magnitude, place, axis=1)[:, place, None]
+    kept = magnitude >= bound
+    surplus = np.count_nonzero(kept, axis=1) - k
+    for i in np.flatnonzero(surplus):
+        equal = np.flatnonzero(magnitude[i] == bound[i])
+        kept[i, equal[-surplus[i] :]] = False
+    return np.nonzero(kept)[1].reshape(len(x), k)
 
 
-def _drawn(seed: int, k: int, dimension: int) -> NDArray[np.uint64]:
+def _drawn(seeds: npt.ArrayLike, k: int, dimension: int) -> NDArray[np.int64]:
     """Return the increasing indices of k out of d entries, drawn uniformly.
 
-    They are the indices of the k smallest of d random keys. NumPy guarantees the raw
-    words of a bit generator across versions, but not `Generator.choice`, and the two
-    ends of a connection may run different versions. The lower bits of a key hold its
-    index, which makes keys distinct and the k smallest unique.
+    There is a row of them for each seed. They are the indices of the k smallest of d
+    random keys. NumPy guarantees the raw words of a bit generator across versions, but
+    not `Generator.choice`, and the two ends of a connection may run different versions.
+    The lower bits of a key hold its index, which makes keys distinct and the k smallest
+    unique.
     """
     mask = np.uint64((1 << index_bits(dimension)) - 1)
-    keys = np.random.Philox(key=seed).random_raw(dimension) & ~mask
-    keys |= np.arange(dimension, dtype=np.uint64)
-    return np.sort(np.partition(keys, k - 1)[:k] & mask)
+    words = [
+        np.random.Philox(key=int(seed)).random_raw(dimension)
+        for seed in np.ravel(seeds)
+    ]
+    keys = np.stack(words) & ~mask | np.arange(dimension, dtype=np.uint64)
+    kept = np.partition(keys, k - 1, axis=1)[:, :k] & mask
+    return np.sort(kept, axis=1).astype(np.int64)
