@@ -41,9 +41,15 @@ def folder_of(folders: Folders, name: str = "data-dir") -> Path:
     return folders[name].absolute()
 
 
-def images(folders: Folders, output: Path, train: int, test: int) -> dict[str, Setting]:
-    """Return a folder of links to the first images of each class of CIFAR-10."""
-    source, folder = folder_of(folders), output / f"images-{train}-{test}"
+def images(
+    folders: Folders, output: Path, train: int, test: int, quality: int = 0
+) -> dict[str, Setting]:
+    """Return a folder of links to the first images of each class of CIFAR-10.
+
+    With a JPEG ``quality``, it has copies that are compressed once more.
+    """
+    source = folder_of(folders)
+    folder = output / f"images-{train}-{test}-{quality}"
     if not folder.is_dir():
         partial = folder.with_name(f".{folder.name}")
         shutil.rmtree(partial, ignore_errors=True)
@@ -52,7 +58,10 @@ def images(folders: Folders, output: Path, train: int, test: int) -> dict[str, S
                 (partial / part / kind.name).mkdir(parents=True)
                 for image in sorted(kind.iterdir())[:count]:
                     link = partial / part / kind.name / image.name
-                    link.symlink_to(image.resolve())
+                    if quality:
+                        Image.open(image).save(link, "JPEG", quality=quality)
+                    else:
+                        link.symlink_to(image.resolve())
         partial.rename(folder)
     return {"data-dir": str(folder)}
 

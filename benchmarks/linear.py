@@ -6,6 +6,7 @@ All of them run the package's strategies and clients on `LinearTask`, in one pro
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -147,6 +148,31 @@ def theorem(settings: Own, place: Path) -> Numbers:
         "T_R of (16)": math.log(gap / 4 / strengths[0]) / (2 * math.log(growth)),
         "distance": float(far[-1]),
     }
+
+
+class Orthogonal(LinearTask):
+    """Clients with the models φ_i = λ_i u_i for orthonormal u_i (FLUTE, example 1)."""
+
+    @cached_property
+    def models(self) -> Matrix:
+        """The true models, which keep the singular values of the spectrum."""
+        u, values = np.linalg.svd(super().models, full_matrices=False)[:2]
+        return np.asarray(u * values)
+
+
+def example(settings: Own, place: Path) -> Numbers:
+    """Return the distance of a representation of width 1 from u_1 (FLUTE, example 1).
+
+    ``average`` stands for the mean of the B_i = φ_i / w_i of clients that recover their
+    models perfectly, with heads w_i proportional to λ_i^``power``.
+    """
+    task = build(Orthogonal, settings, num_clients=int(settings["num-clients"]))
+    if settings["algorithm"] == "average":
+        w = np.linalg.norm(task.models, axis=0) ** float(settings["power"])
+        return {"distance": distance_to(task, (task.models / w).mean(1)[:, None])}
+    found: list[float] = []
+    train(settings, lambda _, b, __: found.append(distance_to(task, b)))
+    return {"distance": found[-1], "distance-20": found[20]}
 
 
 # SRPFL's speed-up

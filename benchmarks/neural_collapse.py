@@ -9,7 +9,7 @@ regularizer NC_i, of equation 10.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,41 +26,33 @@ WIDTH = 3
 FEATURE_WEIGHT = HEAD_WEIGHT = 0.005
 
 
-class Problem(NamedTuple):
-    """A minimisation problem: its name, whether features are common, and λ3."""
-
-    name: str
-    together: bool
-    nc_weight: float
-
-
 def objective(
-    problem: Problem, features: Tensor, heads: Tensor, bias: Tensor
+    together: bool, nc_weight: float, features: Tensor, heads: Tensor, bias: Tensor
 ) -> Tensor:
     """Return the sum of the clients' losses.
 
     Parameters
     ----------
-    problem : Problem
+    together, nc_weight : bool, float
         Whether features are common, and λ3.
     features : Tensor, shape (clients, classes, k)
         Feature of each class. Common features are those of the first client.
     heads, bias : Tensor, shapes (clients, classes, k) and (clients, classes)
         H_iᵀ and b_i.
     """
-    if problem.together:
+    if together:
         features = features[:1].expand_as(features)
     own = features.gather(1, CLASSES[:, :, None].expand(-1, -1, WIDTH))
     logits = own @ heads.mT + bias[:, None]
     loss = cross_entropy(logits.flatten(0, 1), CLASSES.flatten()) * len(CLASSES)
     loss = loss + FEATURE_WEIGHT * own.square().sum() / CLASSES.shape[1]
     loss = loss + HEAD_WEIGHT * heads.square().sum()
-    if problem.nc_weight:
-        loss = loss + problem.nc_weight * neural_collapse(heads, MASK).sum()
+    if nc_weight:
+        loss = loss + nc_weight * neural_collapse(heads, MASK).sum()
     return loss
 
 
-def solve(problem: Problem, seed: int) -> tuple[Tensor, float]:
+def solve(together: bool, nc_weight: float, seed: int) -> tuple[Tensor, float]:
     """Return the optimal heads and the loss, for a random initial point."""
     generator = torch.Generator().manual_seed(seed)
     shapes = (3, 3, WIDTH), (3, 3, WIDTH)
@@ -77,7 +69,7 @@ def solve(problem: Problem, seed: int) -> tuple[Tensor, float]:
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        loss = objective(problem, *variables)
+        loss = objective(together, nc_weight, *variables)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
@@ -113,6 +105,5 @@ def measure(heads: Tensor) -> dict[str, Any]:
 def run(settings: Mapping[str, Setting], place: Path) -> dict[str, Any]:
     """Solve a problem; return the loss and what `measure` returns."""
     together = settings["algorithm"] == "together"
-    problem = Problem("", together, float(settings["nc-weight"]))
-    heads, loss = solve(problem, int(settings["seed"]))
+    heads, loss = solve(together, float(settings["nc-weight"]), int(settings["seed"]))
     return {"loss": loss, **measure(heads)}
