@@ -13,9 +13,7 @@ import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 from torch import Tensor
 
-from flwr_frl.clients.base import Config
 from flwr_frl.clients.device import state as versions
-from flwr_frl.clients.device.codec import pack_metrics
 from flwr_frl.clients.device.groups import Arrays, Tensors, to_numpy
 from flwr_frl.clients.device.rows import Asked
 from flwr_frl.clients.device.setup import SIMULATED, build_client, torch_seed
@@ -30,7 +28,7 @@ from flwr_frl.clients.gossip.base import (
 )
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import fill, memory_record, reply_with
+from flwr_frl.common.arrays import ReplyRows, RowReply, memory_record
 from flwr_frl.common.run_cache import run_cache, run_object
 from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.base import Task
@@ -210,23 +208,24 @@ class Nodes:
         messages, q = client.messages(self.round, seeds)
         sent = Sent({message: i for i, message in enumerate(messages)}, q)
         is_valid = bool(q.abs().max() <= LARGEST_ENTRY)
-        replies = list(map(self.reply, range(len(states)), messages, losses, refused))
+        counts = {
+            keys.NUM_EXAMPLES: self.pool.sizes,
+            "train-loss": losses,
+            "refused": map(float, refused),
+            keys.SERVER_ROUND: [float(self.round)] * len(states),
+        }
+        metrics = [
+            dict(zip(counts, row, strict=True))
+            for row in zip(*counts.values(), strict=True)
+        ]
+        rows = ReplyRows({}, metrics, messages)
+        replies = [RowReply(rows, i, each.message) for i, each in enumerate(self.asked)]
         # No state is changed before all replies exist.
         matrices = Matrices(flat, client.x, client.saved, sent if is_valid else None)
         for i, state in enumerate(states):
             record = NodeRecord(matrices, i)
             versions.replace_versions(state, self.round, record, {last, self.round})
         return replies
-
-    def reply(self, i: int, message: bytes, loss: float, refused: int) -> Message:
-        """Return a node's reply, with the records of `Node.fit`."""
-        self.client._attachments = {"message": message}
-        metrics: Config = {"train-loss": loss, "refused": refused}
-        metrics[keys.SERVER_ROUND] = self.round
-        count = self.pool.sizes[i]
-        records = fill(RecordDict(), {keys.ARRAYS: ArrayRecord()})
-        pack_metrics(self.client, count, metrics, records)
-        return reply_with(records, self.asked[i].message)
 
     def draw(self) -> tuple[list[int], list[Group]]:
         """Return a seed for each node, and the batches of groups of nodes.

@@ -18,10 +18,18 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, Message, Metadata, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Message,
+    Metadata,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.serverapp import Grid
 
-from flwr_frl.common.messages import ARRAYS, BATCH_NORM, METRICS
+from flwr_frl.common.messages import ARRAYS, BATCH_NORM, BYTES, MESSAGE, METRICS
 from flwr_frl.common.settings import SettingsError
 
 NDArray = npt.NDArray[Any]
@@ -233,15 +241,20 @@ class ReplyRows:
         The arrays. They must not be changed.
     metrics : sequence of dict
         The metrics of each client.
+    messages : sequence of bytes, optional
+        The attachment ``message`` of each client.
     """
 
     def __init__(
-        self, arrays: dict[str, NDArray], metrics: Sequence[Mapping[str, int | float]]
+        self,
+        arrays: dict[str, NDArray],
+        metrics: Sequence[Mapping[str, int | float]],
+        messages: Sequence[bytes] = (),
     ) -> None:
-        self.arrays, self.metrics = arrays, metrics
+        self.arrays, self.metrics, self.messages = arrays, metrics, messages
         for array in arrays.values():
             array.flags.writeable = False
-        # Number of bytes of a reply, once it is known.
+        # Number of bytes of a reply without its message, once it is known.
         self.num_bytes = 0
         self._like: ArrayRecord | None = None
         self._valid: Sequence[bool] = ()
@@ -290,6 +303,8 @@ class RowReply(Message):
         """Return the records."""
         metrics = fill(MetricRecord(), self.metrics)
         records = {ARRAYS: memory_record(self.arrays), METRICS: metrics}
+        if self.attachments:
+            records[BYTES] = fill(ConfigRecord(), self.attachments)
         return fill(RecordDict(), records)
 
     @property
@@ -318,6 +333,12 @@ class RowReply(Message):
     def metrics(self) -> Mapping[str, int | float]:
         """The client's metrics."""
         return self.arrays.rows.metrics[self.arrays.row]
+
+    @property
+    def attachments(self) -> dict[str, bytes]:
+        """The client's attachments."""
+        messages = self.arrays.rows.messages
+        return {MESSAGE: messages[self.arrays.row]} if messages else {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Serialise as a plain message."""

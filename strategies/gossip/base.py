@@ -208,20 +208,29 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
         Each has its round, the number of its sender and its bytes, in this order.
         """
-        since = self._run.clients.acknowledged.get(self.names[i], 0)
+        names, sent, since = self.names, self.sent, self._since(i)
         last = math.inf if self.relays_missed_rounds else since
         return sorted(
-            (round_, j, data)
-            for j in self.neighbours[i]
-            for round_, data in self.sent[self.names[j]].items()
-            if since <= round_ <= last
+            [
+                (round_, j, data)
+                for j in self.neighbours[i]
+                for round_, data in sent[names[j]].items()
+                if since <= round_ <= last
+            ]
         )
+
+    def _since(self, i: int) -> float:
+        """Return the first round of which a node lacks messages; ∞ if it is lost."""
+        name = self.names[i]
+        if name in self.lost:
+            return math.inf
+        return self._run.clients.acknowledged.get(name, 0)
 
     def check_reply(self, reply: Reply) -> None:
         """Raise `InvalidReplyError` unless the message has a valid length."""
         reply.metric("refused")
         data, lengths = reply.attachment("message"), self._message_lengths
-        if not isinstance(data, bytes) or len(data) not in {0, *lengths}:
+        if not isinstance(data, bytes) or len(data) not in lengths | {0}:
             allowed = " or ".join(f"{n:,}" for n in sorted(lengths))
             raise InvalidReplyError(f"has no message of {allowed} bytes")
 
@@ -234,11 +243,15 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
     def forget(self) -> None:
         """Delete the messages that have arrived at all neighbours of their senders."""
-        present = [i for i, name in enumerate(self.names) if name not in self.lost]
-        needed = {(j, round_) for i in present for round_, j, _ in self.relayed(i)}
-        for j, name in enumerate(self.names):
-            of = self.sent[name].items()
-            self.sent[name] = {r: data for r, data in of if (j, r) in needed}
+        since = [*map(self._since, range(len(self.names)))]
+        for name, neighbours in zip(self.names, self.neighbours, strict=True):
+            first = {since[i] for i in neighbours}
+            self.sent[name] = {
+                round_: data
+                for round_, data in self.sent[name].items()
+                if round_ in first
+                or (self.relays_missed_rounds and round_ > min(first))
+            }
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from logging import ERROR, WARNING
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 from flwr.app import Context, Error, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
@@ -67,9 +67,10 @@ class Contexts(UserDict[int, Context]):
 
     def at(self, node: int) -> Context:
         """Return a node's context; a new one is not stored."""
+        if self.data[node] is not None:
+            return cast(Context, self.data[node])
         about = {"partition-id": node - 1, "num-partitions": self._num_clients}
-        new = Context(1, node, {**about}, RecordDict(), self._run_config)
-        return self.data[node] or new
+        return Context(1, node, {**about}, RecordDict(), self._run_config)
 
 
 def answer(

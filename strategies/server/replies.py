@@ -97,7 +97,7 @@ def check_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
         if isinstance(value, (int, float)):
             valid = valid and abs(value) <= LARGEST
         elif isinstance(value, list):
-            valid = valid and sum(map(_length, value)) <= LONGEST_VALUE
+            valid = valid and _length_of_list(value) <= LONGEST_VALUE
             numbers = (v for v in value if isinstance(v, float))
             valid = valid and all(abs(number) <= LARGEST for number in numbers)
         else:
@@ -121,6 +121,13 @@ def _length(value: object) -> int:
     if isinstance(value, (str, bytes)):
         return len(value)
     return 1 if isinstance(value, bool) else 8
+
+
+def _length_of_list(values: list[Any]) -> int:
+    """Return the approximate size of values of one type, as Flower's lists have."""
+    if isinstance(values[0] if values else 0, (str, bytes)):
+        return sum(map(len, values))
+    return sum(map(_length, values[:1])) * len(values)
 
 
 def reply_properties(reply: Message) -> Mapping[str, Any]:
@@ -292,7 +299,7 @@ def size_of(
             continue
         total += len(name)
         if isinstance(value, list):
-            total += sum(map(_length, value))
+            total += _length_of_list(value)
         elif isinstance(value, SCALARS):
             total += _length(value)
         else:
@@ -303,11 +310,11 @@ def size_of(
 
 
 def row_size(reply: RowReply) -> int:
-    """Return the bytes of a reply that is a row, which are those of all rows."""
-    rows = reply.arrays.rows
+    """Return the bytes of a reply that is a row; without messages, all have as many."""
+    rows, attached = reply.arrays.rows, sum(map(len, reply.attachments.values()))
     if not rows.num_bytes:
-        rows.num_bytes = size_of(reply.made())
-    return rows.num_bytes
+        rows.num_bytes = size_of(reply.made()) - attached
+    return rows.num_bytes + attached
 
 
 # Arithmetic

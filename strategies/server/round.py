@@ -233,6 +233,8 @@ class Reply:
 
     def attachment(self, name: str) -> object:
         """Return the attachment of this name; None if there is none."""
+        if isinstance(self.message, RowReply) and self.message.is_unread:
+            return self.message.attachments.get(name)
         record = entries_of(self.message.content).get(keys.BYTES)
         return record.get(name) if isinstance(record, ConfigRecord) else None
 
