@@ -178,9 +178,14 @@ def read_bounds(text: float | str, edges: Edges) -> NDArray[np.float64]:
                 f"two nodes and a number in each line: {error}",
                 "constraint-bound",
             ) from error
-    differing = sorted(known ^ given.keys())
-    allowed = "exactly the edges of the graph"
-    require(not differing, f"an edge with a bound in {text!r}", differing, allowed)
+    differences = {"has": given.keys() - known, "lacks": known - given.keys()}
+    for verb, pairs in differences.items():
+        if pairs:
+            listed = ", ".join(f"{i:g} {j:g}" for i, j in sorted(pairs))
+            raise SettingsError(
+                f"constraint-bound is {text!r}, which {verb} {listed:.99}; expected a "
+                "line for each edge of the graph, and no others"
+            )
     bounds = np.full((int(edges.max()) + 1,) * 2, np.nan)
     for (i, j), bound in given.items():
         valid = 0 <= bound < math.inf

@@ -434,20 +434,26 @@ class LinearData(RegressionTask):
         rank: int = 2,
         seed: int = 0,
     ) -> None:
-        self.rank, self.seed, self.dimension = rank, seed, train[0][0].shape[1]
         self._sets = [
             [(np.asarray(x, np.float64), np.asarray(y, np.float64)) for x, y in part]
             for part in (train, test)
         ]
-        widths = {x.shape[1] for part in self._sets for x, _ in part}
+        shapes = [[(x.shape, y.shape) for x, y in part] for part in self._sets]
+        valid = len(train) == len(test) > 0 and all(
+            len(x) == 2 and x[:1] == y for part in shapes for x, y in part
+        )
+        allowed = "(n, inputs) and (n,) for each client, in both lists"
+        require(valid, "the shape of x and y", shapes, allowed, "inputs")
+        widths = {x[1] for part in shapes for x, _ in part}
         allowed = "one number for all clients"
         require(len(widths) == 1, "the number of inputs", widths, allowed, "inputs")
+        self.rank, self.seed, self.dimension = rank, seed, widths.pop()
         arrays = [array for part in self._sets for pair in part for array in pair]
         finite = all(np.isfinite(array).all() for array in arrays)
         require(finite, "x or y", "nan", "finite numbers", "missing")
         targets = np.concatenate([y for _, y in self._sets[0]])
-        varies = np.ptp(targets) > 0
-        require(varies, "y", targets[0], "targets that are not constant", "targets")
+        varies, allowed = np.ptp(targets) > 0, "targets that are not constant"
+        require(varies, "y", float(targets[0]), allowed, "targets")
         allowed = f"from 1 to {self.dimension}, the number of inputs"
         require(1 <= rank <= self.dimension, "rank", rank, allowed)
 

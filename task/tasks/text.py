@@ -378,6 +378,9 @@ def read_vectors(path: Path) -> tuple[dict[str, int], Tensor]:
     with reading(path, "embedding-file", allowed):
         with path.expanduser().open(encoding="utf-8") as file:
             lines = [line.rstrip().split(" ") for line in islice(file, WORDS - 2)]
+        for number, line in enumerate(lines, 1):
+            if len(line) != len(lines[0]):
+                raise ValueError(f"line {number} is not as long as line 1")
         vectors = torch.tensor([[float(value) for value in row] for _, *row in lines])
         vocabulary = {word: i for i, (word, *_) in enumerate(lines, 2)}
         if len(vocabulary) < len(lines):

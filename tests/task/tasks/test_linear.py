@@ -130,12 +130,14 @@ def test_a_subclass_with_another_draw_is_not_compared_with_the_synthetic_truth()
     ("train", "code"),
     [
         ([(np.eye(4), np.arange(4)), (np.eye(3), np.arange(3))], "inputs"),
-        ([(np.eye(4), np.array([1, 2, np.nan, 3]))], "missing"),
-        ([(np.eye(4), np.ones(4))], "targets"),
+        ([(np.eye(4), np.arange(4)), (np.eye(4), np.arange(3))], "inputs"),
+        ([(np.eye(4), np.array([1, 2, np.nan, 3]))] * 2, "missing"),
+        ([(np.eye(4), np.ones(4))] * 2, "targets"),
     ],
 )
 def test_invalid_linear_data_is_a_one_line_error(train, code):
-    assert code_of(own_data, train=train) == code
+    assert code_of(own_data, train=train, test=train) == code
+    assert code_of(own_data, train=train[:1]) == "inputs"
     assert code_of(own_data, rank=5) == "rank"
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import named_tasks
+import numpy as np
 import pytest
 import refusals
 import torch
@@ -206,6 +207,42 @@ def test_missing_tables_are_an_error(folder, data, tmp_path):
 
 
 # Complete runs
+
+
+@pytest.mark.parametrize("rows", [8, 3])
+def test_closed_form_heads_equal_numpy_on_the_pooled_features(folder, tmp_path, rows):
+    (tmp_path / "texts").mkdir()
+    for i, name in enumerate(("ann", "bob")):
+        own = ROWS[i : i + rows]
+        write(tmp_path / "texts" / f"{name}.csv", [("text", "label"), *own])
+    # Nobody has the third class. With 3 rows there are 4 examples of 8 features.
+    named = {"data_dir": str(tmp_path / "texts"), "frozen_layers": -1}
+    named |= {"classes": "down, up, none", "task": f"hf-text:{folder}"}
+    task = task_of(folder, named["data_dir"], 2, classes=named["classes"])
+    model, parts = task.initial_model().eval(), map(task.train_examples, range(2))
+    x, y = map(torch.cat, zip(*(next(part.batches(9)) for part in parts), strict=True))
+    z, y = model.representation(x).detach().double().numpy(), y.numpy()
+    means = np.stack([z[y == c].mean(0) for c in range(2)])
+    total, center, own = np.bincount(y, minlength=3), z - z.mean(0), z - means[y]
+    ridge = 0.1 * np.eye(8) * np.square(z).sum() / 8
+    w = np.linalg.solve(center.T @ center + ridge, center.T @ np.eye(3)[y]).T
+    square = own.T @ own / len(z)
+    g = np.linalg.solve(square + 0.1 * np.trace(square) / 8 * np.eye(8), means.T).T
+    log = np.log((total + 1) / (len(z) + 3))
+    expected = {
+        "fed3r": (w, total / len(z) - w @ z.mean(0)),
+        "fedcgs": (g, log[:2] - (g * means).sum(1) / 2),
+    }
+    for name, head in expected.items():
+        more = {"class_prior": "global"} if name == "fedcgs" else {}
+        more |= {"checkpoint_every": 1, "output": str(tmp_path), "ridge": 0.1}
+        simulate(name, "inline", clients=2, rounds=1, fraction=1.0, **named, **more)
+        found = load_run(tmp_path / name, "bob", **named).model.head
+        for array, values in zip(head, (found.weight, found.bias), strict=True):
+            values = values.detach().numpy()[: len(array)]
+            np.testing.assert_allclose(values, array, rtol=1e-3, atol=1e-3)
+    assert (found.weight[2] == 0).all()
+    assert found.bias[2] < -99
 
 
 def test_a_run_is_loaded(folder, data, tmp_path):
