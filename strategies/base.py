@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import fill, memory_record, message_like
+from flwr_frl.common.arrays import MemoryArray, fill, message_like
 from flwr_frl.common.command_line import shorten_errors
 from flwr_frl.common.compression import UploadSettings
 from flwr_frl.common.settings import SettingsError, require, require_all_of_noise
@@ -38,7 +38,7 @@ from flwr_frl.strategies.server.replies import (
     Arrays,
     RunningMean,
     as_float16,
-    is_finite,
+    in_range,
     metric_record,
     rounded_to,
     size_of,
@@ -551,15 +551,16 @@ class Strategy(Algorithm, uses_mean="only"):
         if result is not None:
             sent = {} if self._traits.uses_mean == "never" else round.arrays
             result = as_arrays(result, sent, f"{type(self).__name__}.aggregate")
-            if not is_finite(result):
-                result, why = None, "the result is not finite"
-        if result is None:
-            log(WARNING, "round %d: %s; the old arrays stay", round.number, why)
-            return None
-        for array in result.values():
-            # The messages and the checkpoint hold them without copies.
-            array.flags.writeable = False
-        return memory_record({n: np.asarray(a, order="C") for n, a in result.items()})
+            for array in result.values():
+                # The messages and the checkpoint hold them without copies.
+                array.flags.writeable = False
+            new = {name: MemoryArray(array) for name, array in result.items()}
+            # The clients of this process do not repeat the test.
+            if all(a.all_finite and in_range(a.values) for a in new.values()):
+                return fill(ArrayRecord(), new)
+            why = "the result is not finite"
+        log(WARNING, "round %d: %s; the old arrays stay", round.number, why)
+        return None
 
     def _apply_rule(
         self, weights: Sequence[float], replies: Sequence[Arrays], centre: rules.Sent

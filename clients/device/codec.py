@@ -167,7 +167,7 @@ def pack(message: Message, client: Client, reply: FitResult) -> RecordDict:
         values, num_examples, metrics = reply
         # Arrays of third-party code may share memory with the model, which changes.
         arrays = {
-            n: v if v.flags.owndata and v.flags.c_contiguous else np.array(v, order="C")
+            n: v if client._lends or v.flags.owndata else np.array(v)
             for n, v in zip(names, values, strict=True)
         }
         metrics = {str(name): float(value) for name, value in metrics.items()}

@@ -49,6 +49,8 @@ SHARES = ("accuracy", "accuracy-global")
 # Limit of a reply's size: a multiple of the expected bytes, plus an allowance for
 # headers, names, metrics and attachments.
 REPLY_FACTOR, REPLY_ALLOWANCE = 2, 2**24
+# Number of values that are scaled at a time, so that they stay in the cache.
+SLICE = 2**15
 # Types of single values in a record.
 SCALARS = (int, float, str, bytes)
 # Upper bound of an .npy header.
@@ -199,18 +201,15 @@ def _checked(array: Array, like: Array, shape: tuple[int, ...]) -> NDArray:
         expected = like.stype, like.dtype, shape
         raise ValueError(f"it is declared as {declared}, not {expected}")
     if isinstance(array, MemoryArray):
-        values, is_valid = array.values, array.all_finite
+        values = array.values
     else:
         size = int(np.prod(shape)) * dtype.itemsize
         if len(array.data) > size + MAX_HEADER:
             raise ValueError(f"it has {len(array.data):,} bytes, not about {size:,}")
         values = _parsed(array.data, shape, dtype)
-        is_valid = all_finite(values)
     if (values.shape, values.dtype) != (shape, dtype):
         raise ValueError(f"it holds {values.dtype}{list(values.shape)}")
-    if dtype == np.float64:
-        is_valid = is_valid and np.abs(values).max(initial=0) <= LARGEST
-    if not is_valid:
+    if not (all_finite(values) and in_range(values)):
         raise ValueError("its values are not finite, or too large")
     return values
 
@@ -346,22 +345,27 @@ class RunningMean:
         if self._rows is not None:
             self._add_rows(self._rows)
         for name, value in arrays.items():
-            if name not in self._sums:
+            total = self._sums.get(name)
+            if total is None:
+                scaled = np.multiply(value, weight, dtype=np.float64, order="C")
                 # Arrays without dimensions stay arrays.
-                scaled = np.asarray(np.multiply(value, weight, dtype=np.float64))
-                self._sums[name], self._dtypes[name] = scaled, value.dtype
+                self._sums[name], self._dtypes[name] = np.asarray(scaled), value.dtype
             elif weight == 1:
-                np.add(self._sums[name], value, out=self._sums[name])
+                np.add(total, value, out=total)
             else:
-                self._sums[name] += np.multiply(value, weight, dtype=np.float64)
+                total, values = total.reshape(-1), value.reshape(-1)
+                for start in range(0, value.size, SLICE):
+                    part = slice(start, start + SLICE)
+                    total[part] += np.multiply(values[part], weight, dtype=np.float64)
 
     def _add_rows(self, of: ReplyRows) -> None:
         """Add the rows in the order in which they came, as one after the other."""
         numbers, weights = map(np.array, zip(*self._added, strict=True))
         in_order = np.array_equal(numbers, np.arange(len(of.metrics)))
+        are_equal = bool((weights == 1).all())
         for name, array in of.arrays.items():
             rows = array if in_order else array[numbers]
-            if (weights != 1).any():
+            if not are_equal:
                 columns = weights.reshape(-1, *[1] * (array.ndim - 1))
                 rows = np.multiply(rows, columns, dtype=np.float64)
             # NumPy sums a single column in pairs.
@@ -381,15 +385,15 @@ class RunningMean:
             self._add_rows(self._rows)
         if self._total == 0:
             return None
-        return {
-            name: rounded_to(dtype, self._divided(self._sums.pop(name)))
-            for name, dtype in self._dtypes.items()
-        }
-
-    def _divided(self, total: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        """Divide a sum by the sum of the weights, in place."""
-        total /= self._total
-        return total
+        means: Arrays = {}
+        for name, dtype in self._dtypes.items():
+            total = self._sums.pop(name)
+            if dtype.kind == "f":
+                means[name] = mean = np.empty(total.shape, dtype)
+                np.divide(total, self._total, out=mean, casting="same_kind")
+            else:
+                means[name] = rounded_to(dtype, np.asarray(total / self._total))
+        return means
 
 
 def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | None:
@@ -417,11 +421,12 @@ def rounded_to(
 
 def is_finite(arrays: Mapping[str, NDArray]) -> bool:
     """Return whether all values are finite and within float32's range."""
-    return all(
-        # NaN compares as False.
-        bool((np.abs(a) <= LARGEST).all()) if a.dtype == np.float64 else all_finite(a)
-        for a in arrays.values()
-    )
+    return all(in_range(a) and all_finite(a) for a in arrays.values())
+
+
+def in_range(array: NDArray) -> bool:
+    """Return whether an array has no float64 value beyond float32's range."""
+    return array.dtype != np.float64 or bool((np.abs(array) <= LARGEST).all())
 
 
 def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:

@@ -1,11 +1,13 @@
 """A model in two parts: a representation and a head."""
 
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, get_args
+from weakref import ref
 
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -63,6 +65,8 @@ class SplitModel(nn.Module):
 
     head_name = ""
     _observed: Observed | None = None
+    # The arrays of `lend`, and the tensors whose memory they share.
+    _lent: Sequence[tuple[ref[npt.NDArray[Any]], Tensor]] = ()
 
     def __init__(self, representation: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -179,7 +183,8 @@ class SplitModel(nn.Module):
         padding or a maximum norm, because for stacked models some versions of torch
         compute a wrong gradient of the padding, and all shorten the rows of copies.
         """
-        modules, hidden = self.structure.modules, self.structure.hidden_buffers
+        modules = self, *self.structure.modules
+        hidden = self.structure.hidden_buffers
         hooked = any(getattr(m, hooks) for m in modules for hooks in _HOOKS) or any(
             p._backward_hooks or p._post_accumulate_grad_hooks
             for p in self.structure.parameters.values()
@@ -225,7 +230,30 @@ class SplitModel(nn.Module):
                     f"{list(tensor.shape)}"
                 )
             values.append(value)
+        for array, tensor in self._lent:
+            if array() is not None:
+                tensor.data = torch.empty_like(tensor)
+        self._lent = ()
         torch._foreach_copy_([*self.tensors.values()], values)
+
+    def lend(self, names: Iterable[str]) -> list[npt.NDArray[Any]]:
+        """Return the values of tensors as arrays, not as copies if possible.
+
+        On a CPU the arrays share the model's memory. If an array is still in use when
+        `load` is called, the model leaves the memory to it.
+
+        Parameters
+        ----------
+        names : iterable of str
+            Names in `tensors`.
+        """
+        tensors = [self.tensors[name] for name in names]
+        arrays = [tensor.numpy(force=True) for tensor in tensors]
+        if self.structure.shares_memory:
+            return [array.copy() for array in arrays]
+        pairs = zip(arrays, tensors, strict=True)
+        self._lent = [(ref(a), t) for a, t in pairs if t.is_cpu]
+        return arrays
 
     @property
     def first_linear(self) -> nn.Linear | None:
@@ -356,33 +384,38 @@ class Structure:
     Attributes
     ----------
     modules : list of nn.Module
-        All modules.
+        All modules but the model itself, which would otherwise contain itself.
     parameters : dict of str to nn.Parameter
         All parameters by name; a shared one has its first name only.
     hidden_buffers : dict of str to Tensor
         Buffers outside of the state dict.
     num_values : int
         Number of values of all tensors.
+    shares_memory : bool
+        True if two tensors share memory, as those of a tied parameter do.
     has_own_train : bool
         True if a module overrides ``train``.
-    members : dict of str to frozenset
+    members : dict of str to set
         Modules and parameters of each part.
     """
 
     def __init__(self, model: SplitModel) -> None:
-        self.modules = list(model.modules())
+        _, *self.modules = model.modules()
         self.parameters = dict(model.named_parameters())
         buffers, tensors = dict(model.named_buffers()), model.tensors
         self.hidden_buffers = {n: b for n, b in buffers.items() if n not in tensors}
         self.num_values = sum(t.numel() for t in (tensors | buffers).values())
+        places = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
+        self.shares_memory = len(places) < len(tensors)
         self.has_own_train = any(
-            type(module).train is not nn.Module.train for module in self.modules
+            type(module).train is not nn.Module.train for module in model.modules()
         )
         parts = {part: model.part(part) for part in get_args(Part)}
-        self.members: dict[str, frozenset[nn.Module | nn.Parameter]] = {
-            part: frozenset([*module.modules(), *module.parameters()])
+        self.members: dict[str, set[nn.Module | nn.Parameter]] = {
+            part: {*module.modules(), *module.parameters()}
             for part, module in parts.items()
         }
+        self.members["all"].remove(model)
 
 
 @contextmanager

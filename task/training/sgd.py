@@ -171,7 +171,7 @@ def freeze(model: SplitModel, part: Part) -> nn.Module:
             parameter.requires_grad_(parameter in members)
     if structure.has_own_train:
         model.train()
-    for module in structure.modules:
+    for module in (model, *structure.modules):
         if isinstance(module, _NormBase) and module not in members:
             module.eval()
         elif not (module.training or structure.has_own_train):
