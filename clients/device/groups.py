@@ -50,7 +50,8 @@ def within(group: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
     """Return a tensor as an array, which shares its memory on the CPU."""
-    return tensor.detach().cpu().numpy()
+    array: npt.NDArray[Any] = tensor.numpy(force=True)
+    return array
 
 
 def to_tensors(

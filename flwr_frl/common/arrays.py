@@ -10,6 +10,7 @@ functions, each with its fallback if a release lacks the part.
 
 import inspect
 import io
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -34,8 +35,6 @@ from flwr_frl.common.settings import SettingsError
 
 NDArray = npt.NDArray[Any]
 Record = TypeVar("Record", bound=MutableMapping[str, Any])
-# Up to this many values, testing each is faster than the sum of their squares.
-SMALL = 2**13
 # How Flower names arrays whose bytes are an .npy file.
 NPY = Array(np.empty(0)).stype
 # The node id of the SuperLink, which is part of Flower's protocol.
@@ -262,13 +261,16 @@ class ReplyRows:
     def valid(self, like: ArrayRecord) -> Sequence[bool]:
         """Return whether the rows have finite arrays like these."""
         if self._like is not like:
-            own = [(n, str(a.dtype), a.shape[1:]) for n, a in self.arrays.items()]
+            arrays = self.arrays.items()
+            own = [(n, dtype_name(a.dtype), a.shape[1:]) for n, a in arrays]
             others = [(n, a.dtype, tuple(a.shape)) for n, a in like.items()]
             fits = np.full(len(self.metrics), own == others)
-            for array in self.arrays.values():
-                axes = tuple(range(1, array.ndim))
-                # `checked_arrays` limits float64 values, too.
-                fits &= np.isfinite(array).all(axes) & (array.dtype != np.float64)
+            for _, array in arrays:
+                if array.dtype == np.float64:
+                    # `checked_arrays` limits the values, too.
+                    fits &= False
+                elif not is_finite(array):
+                    fits &= np.isfinite(array).all(tuple(range(1, array.ndim)))
             self._like, self._valid = like, fits.tolist()
         return self._valid
 
@@ -377,13 +379,8 @@ def is_parameter(name: str, value: NDArray) -> bool:
 
 def is_finite(array: NDArray) -> bool:
     """Return True if no value of an array of numbers is NaN or infinite."""
-    if array.size <= SMALL:
-        return bool(np.logical_and.reduce(np.isfinite(array), axis=None))
-    if array.dtype in (np.float32, np.float64) and array.flags.c_contiguous:
-        # One pass without a temporary array. If the sum of squares overflows, each
-        # value is tested.
-        flat = array.reshape(-1)
-        with np.errstate(over="ignore", invalid="ignore"):
-            if np.isfinite(np.dot(flat, flat)):
-                return True
+    # One pass without a temporary array; `vdot` warns of no overflow. If the sum of
+    # squares overflows, each value is tested.
+    if array.dtype.char in ("f", "d") and math.isfinite(np.vdot(array, array)):
+        return True
     return bool(np.isfinite(array).all())
