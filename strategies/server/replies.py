@@ -362,10 +362,9 @@ class RunningMean:
         """Add the rows in the order in which they came, as one after the other."""
         numbers, weights = map(np.array, zip(*self._added, strict=True))
         in_order = np.array_equal(numbers, np.arange(len(of.metrics)))
-        are_equal = bool((weights == 1).all())
         for name, array in of.arrays.items():
             rows = array if in_order else array[numbers]
-            if not are_equal:
+            if (weights != 1).any():
                 columns = weights.reshape(-1, *[1] * (array.ndim - 1))
                 rows = np.multiply(rows, columns, dtype=np.float64)
             # NumPy sums a single column in pairs.
@@ -388,11 +387,10 @@ class RunningMean:
         means: Arrays = {}
         for name, dtype in self._dtypes.items():
             total = self._sums.pop(name)
-            if dtype.kind == "f":
-                means[name] = mean = np.empty(total.shape, dtype)
-                np.divide(total, self._total, out=mean, casting="same_kind")
-            else:
-                means[name] = rounded_to(dtype, np.asarray(total / self._total))
+            # Floats are divided and converted in one pass.
+            mean = np.empty(total.shape, dtype if dtype.kind == "f" else np.float64)
+            np.divide(total, self._total, out=mean, casting="same_kind")
+            means[name] = rounded_to(dtype, mean)
         return means
 
 

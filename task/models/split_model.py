@@ -183,9 +183,9 @@ class SplitModel(nn.Module):
         padding or a maximum norm, because for stacked models some versions of torch
         compute a wrong gradient of the padding, and all shorten the rows of copies.
         """
-        modules = self, *self.structure.modules
-        hidden = self.structure.hidden_buffers
-        hooked = any(getattr(m, hooks) for m in modules for hooks in _HOOKS) or any(
+        modules, hidden = self.structure.modules, self.structure.hidden_buffers
+        hooks = (getattr(m, name) for m in (self, *modules) for name in _HOOKS)
+        hooked = any(hooks) or any(
             p._backward_hooks or p._post_accumulate_grad_hooks
             for p in self.structure.parameters.values()
         )
@@ -220,7 +220,6 @@ class SplitModel(nn.Module):
         SettingsError
             If a name is missing or a shape differs.
         """
-        values = list[Tensor]()
         for name, tensor in self.tensors.items():
             value = state.get(name)
             if value is None or value.shape != tensor.shape:
@@ -229,11 +228,12 @@ class SplitModel(nn.Module):
                     f"{name!r} is {actual}; the model's is of shape "
                     f"{list(tensor.shape)}"
                 )
-            values.append(value)
         for array, tensor in self._lent:
-            if array() is not None:
+            # Arrays of other devices are copies.
+            if tensor.is_cpu and array() is not None:
                 tensor.data = torch.empty_like(tensor)
         self._lent = ()
+        values = [state[name] for name in self.tensors]
         torch._foreach_copy_([*self.tensors.values()], values)
 
     def lend(self, names: Iterable[str]) -> list[npt.NDArray[Any]]:
@@ -251,8 +251,7 @@ class SplitModel(nn.Module):
         arrays = [tensor.numpy(force=True) for tensor in tensors]
         if self.structure.shares_memory:
             return [array.copy() for array in arrays]
-        pairs = zip(arrays, tensors, strict=True)
-        self._lent = [(ref(a), t) for a, t in pairs if t.is_cpu]
+        self._lent = [(ref(a), t) for a, t in zip(arrays, tensors, strict=True)]
         return arrays
 
     @property
@@ -410,10 +409,9 @@ class Structure:
         self.has_own_train = any(
             type(module).train is not nn.Module.train for module in model.modules()
         )
-        parts = {part: model.part(part) for part in get_args(Part)}
         self.members: dict[str, set[nn.Module | nn.Parameter]] = {
-            part: {*module.modules(), *module.parameters()}
-            for part, module in parts.items()
+            part: {*model.part(part).modules(), *model.part(part).parameters()}
+            for part in get_args(Part)
         }
         self.members["all"].remove(model)
 
