@@ -15,13 +15,7 @@ from flwr.common import log
 
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.base import Arrays, Client, Config, EvaluateResult
-from flwr_frl.clients.device.codec import (
-    check_config,
-    config_of,
-    pack,
-    pack_metrics,
-    unpack,
-)
+from flwr_frl.clients.device.codec import check_config, pack, pack_metrics, unpack
 from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.rows import Asked, evaluate_rows, fit_rows
 from flwr_frl.clients.device.secure import answer, check_message, check_rules, mask
@@ -37,7 +31,7 @@ from flwr_frl.clients.device.setup import (
 )
 from flwr_frl.clients.device.state import versions_in
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import fill, memory_record, reply_with
+from flwr_frl.common.arrays import fill, memory_record, reply_with, request_of
 from flwr_frl.common.run_cache import begin_run, current_run
 from flwr_frl.common.secure.messages import SECURE
 from flwr_frl.common.settings import Resolved, Settings, SettingsError, require
@@ -68,7 +62,7 @@ class App(ClientApp):
 
     def read_message(self, message: Message, context: Context) -> tuple[Setup, Config]:
         """Return a client's settings and its message's config; use its device."""
-        config = check_config(config_of(message))
+        config = check_config(request_of(message).config)
         # Only flwr-frl's ServerApp sends the name of the run.
         setup = client_setup(context, self.run_config, keys.RUN in config)
         if keys.COLUMNS in config:
@@ -89,7 +83,7 @@ class App(ClientApp):
         node = context.node_config
         if not {"client-name", "partition-id"} & node.keys():
             # Without a name, a node has the one that is registered in Flower.
-            config = check_config(config_of(message))
+            config = check_config(request_of(message).config)
             if keys.REGISTERED_NAME in config:
                 node["client-name"] = str(config[keys.REGISTERED_NAME])
         try:
@@ -124,7 +118,8 @@ class App(ClientApp):
         iterator of Message
             The replies, in the order of the messages.
         """
-        kinds = {message.metadata.message_type for message in messages}
+        requests = [request_of(message) for message in messages]
+        kinds = {each.template.metadata.message_type for each in requests}
         if self.size <= 1 or not kinds & {MessageType.TRAIN, MessageType.EVALUATE}:
             return (work() for work in works)
         begin_run(self.command)
@@ -133,8 +128,9 @@ class App(ClientApp):
         with contextlib.suppress(SettingsError):
             setups = [client_setup(c, self.run_config, strict=False) for c in contexts]
             self.read_message(messages[0], contexts[0])
-            configs = map(config_of, messages)
-            done = self._as_rows(list(map(Asked, setups, messages, contexts, configs)))
+            pairs = [(each.config, each.records) for each in requests]
+            asked = map(Asked, setups, messages, contexts, *zip(*pairs, strict=True))
+            done = self._as_rows(list(asked), kinds)
         others = [work for i, work in enumerate(works) if i not in done]
         rest = each_together(others, self._most(), self.cohort == "auto")
         return (done.pop(i) if i in done else next(rest) for i in range(len(works)))
@@ -144,9 +140,8 @@ class App(ClientApp):
         on_cpu = self.cohort == "auto" and current() == CPU
         return AUTO_ON_CPU if on_cpu else self.size
 
-    def _as_rows(self, asked: Sequence[Asked]) -> dict[int, Message]:
+    def _as_rows(self, asked: Sequence[Asked], kinds: set[str]) -> dict[int, Message]:
         """Answer the messages of clients and nodes that run as rows of matrices."""
-        kinds = {each.message.metadata.message_type for each in asked}
         if kinds == {MessageType.EVALUATE}:
             return evaluate_rows(asked, evaluation_reply)
         # Mods must see every message.

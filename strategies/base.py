@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import MemoryArray, fill, message_like
+from flwr_frl.common.arrays import MemoryArray, Request, fill
 from flwr_frl.common.command_line import shorten_errors
 from flwr_frl.common.compression import UploadSettings
 from flwr_frl.common.settings import SettingsError, require, require_all_of_noise
@@ -278,7 +278,8 @@ class Strategy(Algorithm, uses_mean="only"):
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return those of the nodes that train in a round, in the same order."""
-        others = len(self._run.clients.busy_nodes())
+        clients = self._run.clients
+        others = len(clients.busy_nodes()) if clients.busy else 0
         return self._run.participation.sample(server_round, nodes, others)
 
     # A run.
@@ -418,32 +419,29 @@ class Strategy(Algorithm, uses_mean="only"):
     def _messages(self, round: Round, nodes: Sequence[int]) -> list[Message]:
         """Return messages of a round to nodes, and count their bytes."""
         messages, sent = list[Message](), round.sent
+        if not nodes:
+            return messages
+        template = Message(RecordDict(), 0, round.kind, group_id=str(round.number))
+        shared = {keys.ARRAYS: sent}
         # The records' ids are unique as long as the messages hold the records.
         sizes = dict[int, int]()
         evaluates = round.kind == MessageType.EVALUATE
         for node in nodes:
-            name = self._run.clients.name_of(node)
-            records = {keys.ARRAYS: sent}
+            name, records = self._run.clients.name_of(node), shared
             own = self.for_evaluation(name) if evaluates else self.per_client(name)
             if same := {n: own[n] for n in own if n in sent}:
                 replaced = to_record(same)
                 if self.settings.transport == "float16":
                     replaced = as_float16(replaced)
-                records[keys.ARRAYS] = ArrayRecord({**sent, **replaced})
+                records = {keys.ARRAYS: ArrayRecord({**sent, **replaced})}
             if more := {n: own[n] for n in own if n not in sent}:
-                records[keys.HEAD] = to_record(more)
+                records = {**records, keys.HEAD: to_record(more)}
                 if round.kind == MessageType.TRAIN and self._run.round.returns_own:
                     self._run.round.like[keys.HEAD] = records[keys.HEAD]
-            about = fill(ConfigRecord(), self._config(node, round.config))
-            content = fill(RecordDict(), {**records, keys.CONFIG: about})
-            if messages:
-                message = message_like(messages[0], content, dst_node_id=node)
-            else:
-                group = str(round.number)
-                message = Message(content, node, round.kind, group_id=group)
-            messages.append(message)
+            config = self._config(node, round.config)
+            messages.append(Request(template, node, records, config))
             round.asked.add(node)
-            round.bytes_down += size_of(content, sizes)
+            round.bytes_down += size_of({**records, keys.CONFIG: config}, sizes)
         return messages
 
     def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:

@@ -69,11 +69,6 @@ class ServerConfig(dict[str, Any]):
         raise SettingsError(f"the server's config has no {name!r}")
 
 
-def config_of(message: Message) -> Config:
-    """Return the entries of a message's config, unchecked; {} if it has none."""
-    return entries_of(entries_of(message.content).get(keys.CONFIG, {}))
-
-
 def check_config(record: Any) -> Config:
     """Return a message's config; raise `SettingsError` if a value is invalid."""
     config = ServerConfig(entries_of(record))

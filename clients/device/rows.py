@@ -40,12 +40,13 @@ from flwr_frl.clients.device.setup import (
     personal_state,
     torch_seed,
 )
+from flwr_frl.clients.device.state import StoredArrays
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
     ReplyRows,
     RowArrays,
     RowReply,
-    entries_of,
+    finite_rows,
     reply_with,
 )
 from flwr_frl.common.compression import NONE
@@ -57,7 +58,12 @@ from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models import Part
 from flwr_frl.task.resident import test_examples, train_examples
 from flwr_frl.task.training.cohort import CohortLimit, RefusedKeys
-from flwr_frl.task.training.local_training import FEWEST, TrainCall, features_of
+from flwr_frl.task.training.local_training import (
+    FEWEST,
+    TrainCall,
+    features_of,
+    features_of_all,
+)
 from flwr_frl.task.training.sgd import freeze, gradient_weight, trainable_examples
 from flwr_frl.task.training.stacked import tensors_of
 
@@ -81,13 +87,15 @@ class CannotBeRowsError(Exception):
 class Asked(NamedTuple):
     """A message, with the settings of its client and the context of its node.
 
-    ``config`` has the entries of the message's config, unchecked.
+    ``config`` has the entries of the message's config, unchecked, and ``records`` its
+    other records.
     """
 
     setup: Setup
     message: Message
     context: Context
     config: dict[str, Any]
+    records: dict[str, Any]
 
 
 def fit_rows(
@@ -193,8 +201,8 @@ def _alike(asked: Sequence[Asked], inherited: Sequence[str]) -> dict[int, Asked]
 
     The clients' class must inherit the methods of these names from `Client`.
     """
-    setup, message, _, config = asked[0]
-    kind, first = setup.kind, entries_of(message.content)
+    setup, _, _, config, first = asked[0]
+    kind = setup.kind
     # The initial values of personal arrays may depend on the received ones.
     may_differ = inherited is STEPS and not kind.personal
     records = first.keys() - ({keys.HEAD} if may_differ else set())
@@ -205,7 +213,7 @@ def _alike(asked: Sequence[Asked], inherited: Sequence[str]) -> dict[int, Asked]
         or (name in GROUPS and isinstance(getattr(kind, name), tuple))
         for name in (*GROUPS, *inherited)
     )
-    if records != {keys.ARRAYS, keys.CONFIG} or not distinct or not plain:
+    if records != {keys.ARRAYS} or not distinct or not plain:
         return {}
     if setup.device.dp_noise or setup.device.upload_compressor != NONE:
         return {}
@@ -213,7 +221,7 @@ def _alike(asked: Sequence[Asked], inherited: Sequence[str]) -> dict[int, Asked]
     common = _common(config)
 
     def fits(each: Asked) -> bool:
-        content = entries_of(each.message.content)
+        content = each.records
         return (
             content.keys() == first.keys()
             and (may_differ or content[keys.ARRAYS] is first[keys.ARRAYS])
@@ -328,7 +336,7 @@ class Rows:
         return {} if weights == "balanced" else _alike(asked, STEPS)
 
     def __init__(self, asked: Sequence[Asked], only_if_faster: bool) -> None:
-        setup, message, context, sent = asked[0]
+        setup, message, context, sent, _ = asked[0]
         config = check_config(sent)
         self._asked, self._only_if_faster = asked, only_if_faster
         self._client = client = build_client(context, setup, config)
@@ -394,7 +402,7 @@ class Rows:
     def _differing(self) -> Tensors:
         """Return stacked values of received arrays that differ between the clients."""
         client, differing = self._client, dict[str, Tensor]()
-        contents = [entries_of(each.message.content) for each in self._asked]
+        contents = [each.records for each in self._asked]
         records = {id(content[keys.ARRAYS]) for content in contents}
         if keys.HEAD not in contents[0] and len(records) == 1:
             return differing
@@ -499,8 +507,15 @@ class Rows:
         tensors = call.model.tensors
         names = {name for name in tensors if name.startswith(REPRESENTATION)}
         different = names - self._equal
+        for name in names - different:
+            tensors[name].copy_(self._tensors[name][0])
+        if not different:
+            together = features_of_all(call.model, sets, call.sgd)
+            if together is not None:
+                yield from together
+                return
         for i, examples in enumerate(sets):
-            for name in different if i else names:
+            for name in different:
                 tensors[name].copy_(self._tensors[name][i])
             yield features_of(call.model, examples, call.sgd)
 
@@ -508,13 +523,15 @@ class Rows:
         """Answer the messages, as `Client.fit` does; None for clients that fail."""
         loss, sent, saved, metrics = self._updated()
         kept = {name: to_numpy(tensor) for name, tensor in saved.items()}
+        valid = finite_rows(kept, len(self._asked))
+        server_round = int(self.config[keys.SERVER_ROUND])
         for i, state in enumerate(self._states):
-            if i not in self._failed:
-                try:
-                    arrays = {name: rows[i] for name, rows in kept.items()}
-                    state.save(arrays, int(self.config[keys.SERVER_ROUND]))
-                except TrainingDivergedError:
-                    self._failed.add(i)
+            if i in self._failed or not valid[i]:
+                self._failed.add(i)
+                continue
+            # Copies, so that no client keeps the arrays of all others in memory.
+            arrays = {name: rows[i].copy() for name, rows in kept.items()}
+            state.save(arrays, server_round, StoredArrays(arrays))
         return self._replies(sent, {"train-loss": loss, **metrics})
 
     def _updated(self) -> tuple[Tensor, Tensors, Tensors, Tensors]:
@@ -552,26 +569,28 @@ class Rows:
         for name, tensor in sent.items():
             values = np.ascontiguousarray(to_numpy(tensor))
             arrays[name] = as_received(values, like[name].dtype if name in like else "")
-        n, server_round = len(self._asked), float(self.config[keys.SERVER_ROUND])
-        columns = {
+        server_round = float(self.config[keys.SERVER_ROUND])
+        columns: dict[str, list[int | float]] = {
             keys.NUM_EXAMPLES: [len(each) for each in self._examples],
             **{name: column.tolist() for name, column in metrics.items()},
-            keys.SERVER_ROUND: [server_round] * n,
+            keys.SERVER_ROUND: [server_round] * len(self._asked),
         }
-        named = [
-            {name: column[i] for name, column in columns.items()} for i in range(n)
-        ]
-        rows = ReplyRows(arrays, named)
+        rows = ReplyRows(arrays, columns)
 
-        def reply(i: int, message: Message) -> Message:
-            if keys.HEAD not in entries_of(message.content):
-                return RowReply(rows, i, message)
-            of_client: Config = {**rows.metrics[i]}
-            values = list(RowArrays(rows, i).values())
-            result = values, int(of_client.pop(keys.NUM_EXAMPLES)), of_client
+        def reply(i: int, each: Asked) -> Message:
+            message = each.message
+            row = RowReply(each.context.node_id, RowArrays(rows, i), message)
+            if keys.HEAD not in each.records:
+                return row
+            metrics = cast(Config, row.metrics)
+            result = (
+                [*row.arrays.values()],
+                int(metrics.pop(keys.NUM_EXAMPLES)),
+                metrics,
+            )
             return reply_with(pack(message, client, result), message)
 
         return [
-            None if i in self._failed else reply(i, each.message)
+            None if i in self._failed else reply(i, each)
             for i, each in enumerate(self._asked)
         ]

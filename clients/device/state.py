@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Collection, Container, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from logging import ERROR, WARNING
 from operator import attrgetter
 from pathlib import Path
@@ -230,13 +230,43 @@ def arrays_of(record: Any) -> Arrays:
 
 
 def replace_versions(
-    records: RecordDict, round_: int, record: ArrayRecord, kept: Container[int]
+    records: RecordDict, round_: int, record: ArrayRecord, kept: Iterable[int]
 ) -> None:
     """Store the version of a round, and delete those of rounds that are not kept."""
     fill(records, {f"{PREFIX}{round_}": record})
-    for name in list(entries_of(records)):
-        if name.startswith(PREFIX) and int(name[len(PREFIX) :]) not in kept:
+    needed = {f"{PREFIX}{each}" for each in kept}
+    for name in [n for n in entries_of(records) if n.startswith(PREFIX)]:
+        if name not in needed:
             del records[name]
+
+
+_EMPTY = ArrayRecord().__dict__
+
+
+class StoredArrays(ArrayRecord):
+    """A version in the memory of this process, without a check of each array.
+
+    A copy for another process is a plain ArrayRecord.
+
+    Parameters
+    ----------
+    of_version : dict of str to ndarray
+        The arrays, which must not be changed.
+    """
+
+    of_version: Arrays
+
+    def __init__(self, of_version: Arrays) -> None:
+        # Flower's constructor takes as long as everything else for a small state.
+        self.__dict__.update(_EMPTY, _data={}, of_version=of_version)
+
+    def arrays(self) -> Arrays:
+        """Return the arrays."""
+        return self.of_version
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Serialise as a plain record."""
+        return memory_record, (self.arrays(),)
 
 
 class PersonalState:
@@ -359,7 +389,12 @@ class PersonalState:
                     path.rename(path.with_name(path.name + files.SET_ASIDE))
         return None
 
-    def save(self, arrays: Mapping[str, NDArray], round_: int) -> Path | None:
+    def save(
+        self,
+        arrays: Mapping[str, NDArray],
+        round_: int,
+        record: ArrayRecord | None = None,
+    ) -> Path | None:
         """Save arrays as the version of a round; return its file.
 
         If the disk cannot be written, they are in memory only, and a warning is logged.
@@ -370,27 +405,34 @@ class PersonalState:
             The personal arrays.
         round_ : int
             The round, from 1.
+        record : ArrayRecord, optional
+            The arrays, which are then finite and not changed any more.
 
         Raises
         ------
         TrainingDivergedError
             If a value is not finite.
         """
-        # safetensors writes memory as it is, but convolutions are channels-last. The
-        # client also changes these arrays in place, and the state must not change.
-        kept = {name: np.array(value, order="C") for name, value in arrays.items()}
-        if not all(map(is_finite, kept.values())):
-            raise TrainingDivergedError(
-                f"the state of round {round_} is not finite; that of round "
-                f"{self.round} stays"
-            )
-        path = self._write(kept, round_, self.directory) if self.directory else None
+        if record is None:
+            # safetensors writes memory as it is, but convolutions are channels-last.
+            # The client also changes these arrays in place.
+            arrays = {
+                name: np.array(value, order="C") for name, value in arrays.items()
+            }
+            if not all(map(is_finite, arrays.values())):
+                raise TrainingDivergedError(
+                    f"the state of round {round_} is not finite; that of round "
+                    f"{self.round} stays"
+                )
+            record = memory_record(arrays)
+        path = self._write(arrays, round_, self.directory) if self.directory else None
         # Memory holds the version that was used and the new one.
-        record, in_memory = memory_record(kept), {self.round, round_}
-        replace_versions(self._records, round_, record, in_memory)
+        replace_versions(self._records, round_, record, (self.round, round_))
         return path
 
-    def _write(self, arrays: Arrays, round_: int, directory: Path) -> Path | None:
+    def _write(
+        self, arrays: Mapping[str, NDArray], round_: int, directory: Path
+    ) -> Path | None:
         """Write a version to disk, then delete those that no server can need."""
         about = {**self._about, "client": valid_text(self._client)}
         try:

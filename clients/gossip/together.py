@@ -10,7 +10,7 @@ from logging import WARNING
 from typing import Any, NamedTuple, cast
 
 import torch
-from flwr.app import ArrayRecord, Message, RecordDict
+from flwr.app import Message, RecordDict
 from torch import Tensor
 
 from flwr_frl.clients.device import state as versions
@@ -28,7 +28,7 @@ from flwr_frl.clients.gossip.base import (
 )
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import ReplyRows, RowReply, memory_record
+from flwr_frl.common.arrays import ReplyRows, RowArrays, RowReply
 from flwr_frl.common.run_cache import run_cache, run_object
 from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.base import Task
@@ -76,22 +76,18 @@ class Matrices(NamedTuple):
     sent: Sent | None
 
 
-_EMPTY = ArrayRecord().__dict__
-
-
-class NodeRecord(ArrayRecord):
+class NodeRecord(versions.StoredArrays):
     """A version of a node's state, which is a row of `Matrices`.
 
-    Its arrays are copied when they are read. A copy of the record for another process
-    is a plain ArrayRecord.
+    Its arrays are copied when they are read.
     """
 
     matrices: Matrices
     row: int
 
     def __init__(self, matrices: Matrices, row: int) -> None:
-        # Flower's constructor takes as long as everything else for a small state.
-        self.__dict__.update(_EMPTY, _data={}, matrices=matrices, row=row)
+        super().__init__({})
+        self.__dict__.update(matrices=matrices, row=row)
 
     def arrays(self) -> Arrays:
         """Return the arrays."""
@@ -99,10 +95,6 @@ class NodeRecord(ArrayRecord):
         rows = {name: matrix[self.row] for name, matrix in vectors.items()}
         tensors = flat.views(x[self.row]) | rows
         return {name: to_numpy(tensor).copy() for name, tensor in tensors.items()}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Serialise as a plain record."""
-        return memory_record, (self.arrays(),)
 
 
 def gather(client: Node, states: Sequence[RecordDict], round_: int) -> Matrices:
@@ -159,7 +151,7 @@ class Nodes:
 
     def __init__(self, asked: Sequence[Asked], only_if_faster: bool) -> None:
         self.asked, self.only_if_faster = asked, only_if_faster
-        self.setup, _, context, config = asked[0]
+        self.setup, _, context, config, _ = asked[0]
         self.round = int(config[keys.SERVER_ROUND])
         self.client = cast(Node, build_client(context, self.setup, config))
         indices = tuple(each.setup.partition for each in asked)
@@ -208,18 +200,17 @@ class Nodes:
         messages, q = client.messages(self.round, seeds)
         sent = Sent({message: i for i, message in enumerate(messages)}, q)
         is_valid = bool(q.abs().max() <= LARGEST_ENTRY)
-        counts = {
+        metrics: dict[str, list[int | float]] = {
             keys.NUM_EXAMPLES: self.pool.sizes,
             "train-loss": losses,
-            "refused": map(float, refused),
+            "refused": [*map(float, refused)],
             keys.SERVER_ROUND: [float(self.round)] * len(states),
         }
-        metrics = [
-            dict(zip(counts, row, strict=True))
-            for row in zip(*counts.values(), strict=True)
-        ]
         rows = ReplyRows({}, metrics, messages)
-        replies = [RowReply(rows, i, each.message) for i, each in enumerate(self.asked)]
+        replies = [
+            RowReply(each.context.node_id, RowArrays(rows, i), each.message)
+            for i, each in enumerate(self.asked)
+        ]
         # No state is changed before all replies exist.
         matrices = Matrices(flat, client.x, client.saved, sent if is_valid else None)
         for i, state in enumerate(states):

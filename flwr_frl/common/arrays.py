@@ -2,7 +2,8 @@
 
 Flower's own Array always holds the bytes of an .npy file. A simulation in one process
 would write and parse these bytes for each client, although no other process reads them.
-`MemoryArray` holds values instead, and `RowReply` a row of the arrays of all replies.
+`MemoryArray` holds values instead, and a `Request` and a `RowReply` what all messages
+and replies of a round share.
 
 Private parts of Flower are used here only. `docs/flower-versions.md` lists these
 functions, each with its fallback if a release lacks the part.
@@ -14,6 +15,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
 
@@ -30,7 +32,7 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 
-from flwr_frl.common.messages import ARRAYS, BATCH_NORM, BYTES, MESSAGE, METRICS
+from flwr_frl.common.messages import ARRAYS, BATCH_NORM, BYTES, CONFIG, MESSAGE, METRICS
 from flwr_frl.common.settings import SettingsError
 
 NDArray = npt.NDArray[Any]
@@ -172,6 +174,8 @@ def message_like(message: Message, content: RecordDict, **fields: Any) -> Messag
     **fields
         Fields of `Metadata`, of valid types.
     """
+    if isinstance(message, UnreadMessage):
+        message = message.plain
     about = vars(message.metadata)
     if "_metadata" not in vars(message) or "_message_id" not in about:
         public = {name: getattr(message.metadata, name) for name in FIELDS}
@@ -231,6 +235,101 @@ def reply_with(content: RecordDict, message: Message) -> Message:
     )
 
 
+class UnreadMessage(Message):
+    """A message that is made when its content or its metadata are first read.
+
+    Attributes
+    ----------
+    node : int
+        The node to which, or from which, it is sent.
+    is_unread : bool
+        True until it is made.
+    """
+
+    node: int
+    is_unread = True
+
+    def made(self) -> Message:
+        """Return the message."""
+        raise NotImplementedError
+
+    @cached_property
+    def plain(self) -> Message:
+        """The message, which may be changed from now on."""
+        self.is_unread = False
+        return self.made()
+
+    @property
+    def metadata(self) -> Metadata:
+        """The metadata."""
+        return self.plain.metadata
+
+    @property
+    def content(self) -> RecordDict:
+        """The records."""
+        return self.plain.content
+
+    @content.setter
+    def content(self, value: RecordDict) -> None:
+        self.plain.content = value
+
+    def has_content(self) -> bool:
+        """Return True."""
+        return True
+
+    def has_error(self) -> bool:
+        """Return False."""
+        return False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Serialise as a plain message."""
+        return message_of, (self.content, self.metadata)
+
+
+@dataclass(eq=False, repr=False)
+class Request(UnreadMessage):
+    """A message of a round to a node.
+
+    Parameters
+    ----------
+    template : Message
+        A message whose metadata it has, except for the node and the id.
+    node : int
+        The node.
+    records : dict of str to record
+        The arrays, by key of the record.
+    config : dict of str to object
+        The config.
+    message_id : str, default ""
+        The id, which a grid gives it.
+    """
+
+    template: Message
+    node: int
+    records: dict[str, Any]
+    config: dict[str, Any]
+    message_id: str = ""
+
+    def made(self) -> Message:
+        """Return the message."""
+        records = {**self.records, CONFIG: fill(ConfigRecord(), self.config)}
+        about = {"dst_node_id": self.node, "message_id": self.message_id}
+        return message_like(self.template, fill(RecordDict(), records), **about)
+
+
+def request_of(message: Message) -> Request:
+    """Return a message as a request, with its config unchecked.
+
+    A request that has been read is returned as it is now.
+    """
+    if isinstance(message, Request) and message.is_unread:
+        return message
+    records = dict(entries_of(message.content))
+    config = entries_of(records.pop(CONFIG, {}))
+    return Request(message, message.metadata.dst_node_id, records, config)
+
+
+@dataclass
 class ReplyRows:
     """The replies of several clients to a round, with a row of each array for each.
 
@@ -238,48 +337,37 @@ class ReplyRows:
     ----------
     arrays : dict of str to ndarray, shape (clients, ...)
         The arrays. They must not be changed.
-    metrics : sequence of dict
-        The metrics of each client.
+    metrics : dict of str to list
+        The metrics, with a value for each client.
     messages : sequence of bytes, optional
         The attachment ``message`` of each client.
+
+    Attributes
+    ----------
+    num_bytes : int
+        Number of bytes of a reply without its message, once it is known.
+    valid : list of bool or None
+        Whether each reply has the arrays and metrics that it must have, once checked.
     """
 
-    def __init__(
-        self,
-        arrays: dict[str, NDArray],
-        metrics: Sequence[Mapping[str, int | float]],
-        messages: Sequence[bytes] = (),
-    ) -> None:
-        self.arrays, self.metrics, self.messages = arrays, metrics, messages
-        for array in arrays.values():
+    arrays: dict[str, NDArray]
+    metrics: dict[str, list[int | float]]
+    messages: Sequence[bytes] = ()
+    num_bytes: int = field(default=0, init=False)
+    valid: list[bool] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        """Protect the arrays."""
+        for array in self.arrays.values():
             array.flags.writeable = False
-        # Number of bytes of a reply without its message, once it is known.
-        self.num_bytes = 0
-        self._like: ArrayRecord | None = None
-        self._valid: Sequence[bool] = ()
-
-    def valid(self, like: ArrayRecord) -> Sequence[bool]:
-        """Return whether the rows have finite arrays like these."""
-        if self._like is not like:
-            arrays = self.arrays.items()
-            own = [(n, dtype_name(a.dtype), a.shape[1:]) for n, a in arrays]
-            others = [(n, a.dtype, tuple(a.shape)) for n, a in like.items()]
-            fits = np.full(len(self.metrics), own == others)
-            for _, array in arrays:
-                if array.dtype == np.float64:
-                    # `checked_arrays` limits the values, too.
-                    fits &= False
-                elif not is_finite(array):
-                    fits &= np.isfinite(array).all(tuple(range(1, array.ndim)))
-            self._like, self._valid = like, fits.tolist()
-        return self._valid
 
 
+@dataclass(eq=False, repr=False)
 class RowArrays(Mapping[str, NDArray]):
     """A client's arrays, which are rows; views are made when they are read."""
 
-    def __init__(self, rows: ReplyRows, row: int) -> None:
-        self.rows, self.row = rows, row
+    rows: ReplyRows
+    row: int
 
     def __getitem__(self, name: str) -> NDArray:
         # An array without dimensions stays an array.
@@ -292,62 +380,43 @@ class RowArrays(Mapping[str, NDArray]):
         return len(self.rows.arrays)
 
 
-class RowReply(Message):
-    """A reply whose records are made when its content is first read."""
+@dataclass(eq=False, repr=False)
+class RowReply(UnreadMessage):
+    """A reply that is a row of `ReplyRows`.
 
+    Parameters
+    ----------
+    node : int
+        The node that replies.
+    arrays : RowArrays
+        Its arrays.
+    asked : Message
+        The message that it answers.
+    """
+
+    node: int
     arrays: RowArrays
+    asked: Message
 
-    def __init__(self, rows: ReplyRows, row: int, message: Message) -> None:
-        self.__dict__.update(reply_with(UNREAD, message).__dict__)
-        self.__dict__.update(_content=UNREAD, arrays=RowArrays(rows, row))
-
-    def made(self) -> RecordDict:
-        """Return the records."""
+    def made(self) -> Message:
+        """Return the message."""
         metrics = fill(MetricRecord(), self.metrics)
         records = {ARRAYS: memory_record(self.arrays), METRICS: metrics}
         if self.attachments:
             records[BYTES] = fill(ConfigRecord(), self.attachments)
-        return fill(RecordDict(), records)
+        return reply_with(fill(RecordDict(), records), self.asked)
 
     @property
-    def content(self) -> RecordDict:
-        """The records."""
-        if self.is_unread:
-            self.__dict__["_content"] = self.made()
-        content: RecordDict = self.__dict__["_content"]
-        return content
-
-    @content.setter
-    def content(self, value: RecordDict) -> None:
-        self.__dict__["_content"] = value
-
-    def fits(self, like: Mapping[str, ArrayRecord]) -> bool:
-        """Return whether it is unread and has the arrays that a reply must have."""
-        alone = self.is_unread and like.keys() == {ARRAYS}
-        return alone and self.arrays.rows.valid(like[ARRAYS])[self.arrays.row]
-
-    @property
-    def is_unread(self) -> bool:
-        """True until the content is read: afterwards it may have been changed."""
-        return self.__dict__["_content"] is UNREAD
-
-    @property
-    def metrics(self) -> Mapping[str, int | float]:
+    def metrics(self) -> dict[str, int | float]:
         """The client's metrics."""
-        return self.arrays.rows.metrics[self.arrays.row]
+        rows, row = self.arrays.rows, self.arrays.row
+        return {name: column[row] for name, column in rows.metrics.items()}
 
     @property
     def attachments(self) -> dict[str, bytes]:
         """The client's attachments."""
         messages = self.arrays.rows.messages
         return {MESSAGE: messages[self.arrays.row]} if messages else {}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Serialise as a plain message."""
-        return message_of, (self.content, self.metadata)
-
-
-UNREAD = RecordDict()
 
 
 @lru_cache(maxsize=1024)
@@ -375,6 +444,16 @@ def is_parameter(name: str, value: NDArray) -> bool:
         and value.size > 0
         and not (name.endswith(BATCH_NORM) or name.startswith(STATISTICS))
     )
+
+
+def finite_rows(arrays: Mapping[str, NDArray], count: int) -> list[bool]:
+    """Return for each of ``count`` rows of arrays whether all values are finite."""
+    valid = np.full(count, True)
+    for array in arrays.values():
+        if not is_finite(array):
+            valid &= np.isfinite(array).all(tuple(range(1, array.ndim)))
+    rows: list[bool] = valid.tolist()
+    return rows
 
 
 def is_finite(array: NDArray) -> bool:

@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.arrays import enter_run, message_like
+from flwr_frl.common.arrays import Request, enter_run, message_like, request_of
 from flwr_frl.common.messages import ANSWERS_NO_QUERY
 from flwr_frl.common.settings import (
     ResourceError,
@@ -88,7 +88,8 @@ def answer(
 
     def reply(message: Message, context: Context) -> Message:
         try:
-            return app(message, context)
+            # Flower's own code only sees its own messages.
+            return app(getattr(message, "plain", message), context)
         except ResourceError:
             raise
         except Exception as error:
@@ -160,7 +161,11 @@ class InlineGrid(Grid):
         """Store messages and return their ids; pulling answers them."""
         new = {str(next(self._numbers)): message for message in messages}
         for i, message in new.items():
-            self._pending[i] = message_like(message, message.content, message_id=i)
+            if isinstance(message, Request) and message.is_unread:
+                message.message_id, self._pending[i] = i, message
+            else:
+                content = message.content
+                self._pending[i] = message_like(message, content, message_id=i)
         return list(new)
 
     def pull_messages(
@@ -180,13 +185,13 @@ class InlineGrid(Grid):
     def _answers(
         self, messages: list[Message], timeout: float | None
     ) -> Iterable[Message]:
-        contexts = [self.contexts.at(m.metadata.dst_node_id) for m in messages]
+        contexts = [self.contexts.at(request_of(message).node) for message in messages]
         tracebacks: dict[str, str] = {}
         replies = answer(self._app, messages, contexts, tracebacks)
-        for message, context in zip(messages, contexts, strict=True):
+        for context in contexts:
             reply = next(replies)
             if context.state:
-                self.contexts[message.metadata.dst_node_id] = context
+                self.contexts[context.node_id] = context
             if tracebacks:
                 self._show(tracebacks)
             yield reply

@@ -482,8 +482,8 @@ class Clients:
         to which a resume would return, the first fingerprint of its examples, the
         node's registered name, and the statistics of all devices' columns.
         """
-        row = self._rows.get(node, ClientInfo(str(node)))
-        name, checkpointed = row.name, self.checkpointed
+        row, checkpointed = self._rows.get(node), self.checkpointed
+        name = row.name if row else str(node)
         # Without checkpoints, clients need only the state of the previous round.
         if not self.checkpoints and not checkpointed:
             checkpointed = server_round - 1
@@ -501,7 +501,8 @@ class Clients:
             config[keys.RUN] = self.run_token
         if self._columns:
             config[keys.COLUMNS] = self._columns
-        if isinstance(examples := row.properties.get(keys.EXAMPLES), str):
+        examples = row and row.properties.get(keys.EXAMPLES)
+        if isinstance(examples, str):
             config[keys.EXAMPLES] = self._examples.setdefault(name, examples)
         return config
 

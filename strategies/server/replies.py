@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
@@ -20,7 +20,9 @@ from flwr_frl.common.arrays import (
     ReplyRows,
     RowArrays,
     RowReply,
+    dtype_name,
     entries_of,
+    finite_rows,
     header,
     is_parameter,
     memory_record,
@@ -278,17 +280,14 @@ def reply_arrays(reply: Message) -> ArrayRecord:
 # Sizes
 
 
-def size_of(
-    record: RecordDict | ArrayRecord | MetricRecord | ConfigRecord,
-    known: dict[int, int] | None = None,
-) -> int:
+def size_of(record: Mapping[str, Any], known: dict[int, int] | None = None) -> int:
     """Return the bytes of a record: serialised arrays, values and names.
 
     ``known`` caches the bytes of records inside it by their id, as messages may share
     them. Flower's envelope is not counted. Flower's own count of bytes fails on empty
     strings and lists.
     """
-    entries = entries_of(record)
+    entries = record if isinstance(record, dict) else entries_of(record)
     if isinstance(record, ArrayRecord):
         return sum(map(len, entries)) + sum(map(num_bytes, entries.values()))
     total, known = 0, {} if known is None else known
@@ -297,10 +296,10 @@ def size_of(
         if name == keys.EXAMPLES:
             continue
         total += len(name)
-        if isinstance(value, list):
-            total += _length_of_list(value)
-        elif isinstance(value, SCALARS):
+        if isinstance(value, SCALARS):
             total += _length(value)
+        elif isinstance(value, list):
+            total += _length_of_list(value)
         else:
             if id(value) not in known:
                 known[id(value)] = size_of(value, known)
@@ -312,8 +311,39 @@ def row_size(reply: RowReply) -> int:
     """Return the bytes of a reply that is a row; without messages, all have as many."""
     rows, attached = reply.arrays.rows, sum(map(len, reply.attachments.values()))
     if not rows.num_bytes:
-        rows.num_bytes = size_of(reply.made()) - attached
+        rows.num_bytes = size_of(reply.made().content) - attached
     return rows.num_bytes + attached
+
+
+def is_valid_row(reply: RowReply, like: Mapping[str, ArrayRecord]) -> bool:
+    """Return whether a reply is an unread row that needs no further checks.
+
+    It has arrays like these, all of its values are finite, and its metrics are those
+    that `check_values` allows.
+    """
+    rows = reply.arrays.rows
+    if rows.valid is None:
+        rows.valid = _valid_rows(rows, like)
+    return reply.is_unread and rows.valid[reply.arrays.row]
+
+
+def _valid_rows(rows: ReplyRows, like: Mapping[str, ArrayRecord]) -> list[bool]:
+    count = len(rows.metrics[keys.NUM_EXAMPLES])
+    own = [(n, dtype_name(a.dtype), a.shape[1:]) for n, a in rows.arrays.items()]
+    if like.keys() != {keys.ARRAYS} or own != [
+        (n, a.dtype, tuple(a.shape)) for n, a in like[keys.ARRAYS].items()
+    ]:
+        return [False] * count
+    try:
+        # All values lie between these, and NumPy's are NaN if one is.
+        for extreme in (np.min, np.max):
+            check_values({n: extreme(c).item() for n, c in rows.metrics.items()})
+    except InvalidReplyError:
+        return [False] * count
+    # `checked_arrays` limits float64 values, too.
+    if "float64" in {dtype for _, dtype, _ in own}:
+        return [False] * count
+    return finite_rows(rows.arrays, count)
 
 
 # Arithmetic
@@ -361,7 +391,8 @@ class RunningMean:
     def _add_rows(self, of: ReplyRows) -> None:
         """Add the rows in the order in which they came, as one after the other."""
         numbers, weights = map(np.array, zip(*self._added, strict=True))
-        in_order = np.array_equal(numbers, np.arange(len(of.metrics)))
+        count = len(of.metrics[keys.NUM_EXAMPLES])
+        in_order = np.array_equal(numbers, np.arange(count))
         for name, array in of.arrays.items():
             rows = array if in_order else array[numbers]
             if (weights != 1).any():

@@ -4,11 +4,11 @@ Replies are checked before they count, and combined in the order of the clients'
 names.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from logging import INFO, WARNING
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,7 @@ from flwr_frl.strategies.server.replies import (
     checked_arrays,
     decompressed,
     error_reason,
+    is_valid_row,
     row_size,
     size_of,
 )
@@ -192,7 +193,7 @@ class Reply:
     client: str
     node: int
     message: Message
-    size: int
+    size: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
     decoded: dict[str, Any] = field(default_factory=dict)
     unused: str = ""
@@ -439,56 +440,20 @@ class Round:
         """
         if message.has_error():
             raise InvalidReplyError(f"is an error: {error_reason(message)}")
-        trains = self.kind == MessageType.TRAIN
-        is_row = isinstance(message, RowReply) and message.fits(self.like)
-        strategy, row = self._strategy, cast(RowReply, message) if is_row else None
-        # Numbers and attachments have no expected names, so their size is limited.
-        size = row_size(row) if row else size_of(message.content)
-        if size > REPLY_ALLOWANCE and size > (most := self.largest_reply):
-            raise InvalidReplyError(f"has {size:,} bytes, more than {most:,.0f}")
-        metrics = [row.metrics] if row else list[Mapping[str, Any]]()
-        run, node = strategy._run, message.metadata.src_node_id
-        reply = Reply(strategy, run.clients.name_of(node), node, message, size)
-        for key, record in () if row else [*entries_of(message.content).items()]:
-            is_array = isinstance(record, ArrayRecord)
-            if key == keys.PROPERTIES and isinstance(record, ConfigRecord):
-                unused = record.get(keys.UNUSED_STATE)
-                reply.unused = one_line(unused) if isinstance(unused, str) else ""
-            if isinstance(record, MetricRecord):
-                metrics.append(entries_of(record))
-            elif is_array and not trains:
-                text = "evaluations of another app return arrays, which are not used"
-                strategy._warn_once(text)
-                # Replies stay in memory until the next evaluation.
-                del message.content[key]
-            elif key not in (self.like if is_array else (keys.BYTES, keys.PROPERTIES)):
-                raise InvalidReplyError(
-                    f"has the record {one_line(repr(key), 120)}, for which nobody asked"
-                )
-        for key, like in self.like.items():
-            if run.uploads and key == keys.ARRAYS:
-                data = reply.attachment(keys.MESSAGE)
-                about = data, like, run.participation.sent_to(reply.node, self)
-                reply.decoded[key] = decompressed(message, *about, run.uploads)
-                continue
-            shapes = self.shapes.get(reply.node) if key == keys.ARRAYS else None
-            arrays = row.arrays if row else checked_arrays(message, key, like, shapes)
-            if key == keys.ARRAYS and strategy.settings.transport == "float16":
-                arrays = as_float32(arrays, self.record)
-            reply.decoded[key] = arrays
-        # Without test examples there are no metrics: the loss may be NaN.
-        if not trains and any(m.get(keys.NUM_EXAMPLES) == 0 for m in metrics):
+        strategy, name_of = self._strategy, self._strategy._run.clients.name_of
+        if isinstance(message, RowReply) and is_valid_row(message, self.like):
+            reply = Reply(strategy, name_of(message.node), message.node, message)
+            reply.size, reply.metrics = row_size(message), message.metrics
+            reply.decoded[keys.ARRAYS] = message.arrays
+        else:
+            node, size = message.metadata.src_node_id, size_of(message.content)
+            reply = Reply(strategy, name_of(node), node, message, size)
+            self._decode(reply)
+        if self.kind != MessageType.TRAIN:
             return reply
-        if len(metrics) > 1:
-            raise InvalidReplyError(f"has {len(metrics)} metric records, not 1")
-        for record in metrics:
-            values = check_values(record).items()
-            reply.metrics = {n: v for n, v in values if isinstance(v, (int, float))}
-            if lists := sorted(record.keys() - reply.metrics.keys()):
-                text = "metrics that are lists are not averaged: %s"
-                strategy._warn_once(text, ", ".join(lists))
-        if not trains:
-            return reply
+        if strategy.settings.transport == "float16":
+            shared = as_float32(reply.decoded[keys.ARRAYS], self.record)
+            reply.decoded[keys.ARRAYS] = shared
         # Detects repeated content; a Byzantine client can report any round.
         expected = self.asked_in.get(reply.node, self.number)
         if (reported := reply.metrics.get(keys.SERVER_ROUND, expected)) != expected:
@@ -506,6 +471,51 @@ class Round:
             reply.metric(keys.NUM_EXAMPLES)
         strategy.check_reply(reply)
         return reply
+
+    def _decode(self, reply: Reply) -> None:
+        """Check a reply's records, and read its metrics and arrays."""
+        strategy, trains = self._strategy, self.kind == MessageType.TRAIN
+        message, run, metrics = reply.message, strategy._run, []
+        # Numbers and attachments have no expected names, so their size is limited.
+        if reply.size > REPLY_ALLOWANCE and reply.size > (most := self.largest_reply):
+            raise InvalidReplyError(f"has {reply.size:,} bytes, more than {most:,.0f}")
+        for key, record in [*entries_of(message.content).items()]:
+            is_array = isinstance(record, ArrayRecord)
+            if key == keys.PROPERTIES and isinstance(record, ConfigRecord):
+                unused = record.get(keys.UNUSED_STATE)
+                reply.unused = one_line(unused) if isinstance(unused, str) else ""
+            if isinstance(record, MetricRecord):
+                metrics.append(entries_of(record))
+            elif is_array and not trains:
+                text = "evaluations of another app return arrays, which are not used"
+                strategy._warn_once(text)
+                # Replies stay in memory until the next evaluation.
+                del message.content[key]
+            elif key not in (self.like if is_array else (keys.BYTES, keys.PROPERTIES)):
+                raise InvalidReplyError(
+                    f"has the record {one_line(repr(key), 120)}, for which nobody asked"
+                )
+        for key, like in self.like.items():
+            if key != keys.ARRAYS:
+                reply.decoded[key] = checked_arrays(message, key, like)
+            elif run.uploads:
+                data = reply.attachment(keys.MESSAGE)
+                about = data, like, run.participation.sent_to(reply.node, self)
+                reply.decoded[key] = decompressed(message, *about, run.uploads)
+            else:
+                shapes = self.shapes.get(reply.node)
+                reply.decoded[key] = checked_arrays(message, key, like, shapes)
+        # Without test examples there are no metrics: the loss may be NaN.
+        if not trains and any(m.get(keys.NUM_EXAMPLES) == 0 for m in metrics):
+            return
+        if len(metrics) > 1:
+            raise InvalidReplyError(f"has {len(metrics)} metric records, not 1")
+        for record in metrics:
+            values = check_values(record).items()
+            reply.metrics = {n: v for n, v in values if isinstance(v, (int, float))}
+            if lists := sorted(record.keys() - reply.metrics.keys()):
+                text = "metrics that are lists are not averaged: %s"
+                strategy._warn_once(text, ", ".join(lists))
 
     def is_valid(self, message: Message) -> bool:
         """Return whether a reply can count."""
@@ -527,7 +537,10 @@ class Round:
         valid: dict[int, Reply] = {}
         came = set[int]()
         for message in messages:
-            node = message.metadata.src_node_id
+            if isinstance(message, RowReply):
+                node = message.node
+            else:
+                node = message.metadata.src_node_id
             name = clients.name_of(node)
             came.add(node)
             if message.has_error() and node not in self.asked:

@@ -98,12 +98,6 @@ class ClientCoroutine(greenlet):
             return self.switch(*answer)
 
 
-def current_client() -> ClientCoroutine | None:
-    """Return the client whose work is running; None outside of a cohort."""
-    client = getcurrent()
-    return client if isinstance(client, ClientCoroutine) else None
-
-
 class RefusedKeys(set[Hashable]):
     """Keys of a run's calls that torch failed to batch."""
 
@@ -134,8 +128,8 @@ class CohortLimit:
 
 def make(call: Call) -> Any:
     """Return a call's result, computed with those of other clients' equal calls."""
-    client = current_client()
-    if client is None or not _has_key(call):
+    client = getcurrent()
+    if not isinstance(client, ClientCoroutine) or not _has_key(call):
         return call.alone()
     # Gradient mode and autocast belong to the thread, so they would affect the other
     # clients, which run while this one waits.
@@ -269,9 +263,11 @@ def scratch_model(task: Task) -> SplitModel:
 
     It is on the device of this process; the task's own model stays on the CPU.
     """
-    client, is_on_cpu = current_client(), current() == CPU
-    if client is not None and client.only_if_faster and is_on_cpu:
+    client, is_on_cpu = getcurrent(), current() == CPU
+    if not isinstance(client, ClientCoroutine):
+        return task.scratch_model if is_on_cpu else _model_of(task, current(), 0)
+    if is_on_cpu and client.only_if_faster:
         client.is_alone |= task.scratch_model.structure.num_values > MOST_HELD
-    if is_on_cpu and (client is None or client.is_alone):
+    if is_on_cpu and client.is_alone:
         return task.scratch_model
-    return _model_of(task, current(), 0 if client is None else client.number)
+    return _model_of(task, current(), client.number)

@@ -316,6 +316,23 @@ def features_of(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet
     return ExampleSet(torch.cat(features), torch.cat(targets), drop_single=drop)
 
 
+def features_of_all(
+    model: SplitModel, sets: Sequence[ExampleSet], sgd: SGD
+) -> list[ExampleSet] | None:
+    """Return several sets as `features_of` does; None if they are too large to pool."""
+    pool = pooled(tuple(sets))
+    together = pool.as_one()
+    if together is None:
+        return None
+    features = features_of(model, together, sgd)
+    inputs, targets = features.inputs, features.targets
+    parts = torch.split(inputs, pool.sizes), torch.split(targets, pool.sizes)
+    return [
+        ExampleSet(x, y, drop_single=each.drop_single)
+        for x, y, each in zip(*parts, sets, strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class GradientCall:
     """The arguments of `local_training.gradient`."""

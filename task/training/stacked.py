@@ -109,6 +109,14 @@ class PooledExamples:
         pairs = zip(self.sets, rows, strict=True)
         return torch.cat([each.inputs[r] for each, r in pairs])
 
+    def as_one(self) -> ExampleSet | None:
+        """Return all examples, one set after the other; None if they are too large."""
+        if self._inputs is None:
+            return None
+        return replace(
+            self.sets[0], inputs=self._inputs, targets=self._targets, rows=None
+        )
+
     def take(self, clients: slice | Tensor, rows: Tensor, crops: Crops = ()) -> Batch:
         """Return examples of some clients, prepared as in `ExampleSet.batches`.
 

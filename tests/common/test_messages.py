@@ -1,8 +1,56 @@
 """Messages built from others equal those that Flower's constructor builds."""
 
-from flwr.app import Message, RecordDict
+import pickle
 
-from flwr_frl.common.arrays import message_like, reply_with
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
+
+from flwr_frl.common.arrays import (
+    ReplyRows,
+    Request,
+    RowArrays,
+    RowReply,
+    memory_record,
+    message_like,
+    reply_with,
+    request_of,
+)
+
+
+def test_an_unread_request_and_its_reply_equal_plain_messages() -> None:
+    records = {"arrays": memory_record({"w": np.arange(3.0)})}
+    template = Message(RecordDict(), 0, "train", group_id="3")
+    content = RecordDict({**records, "config": ConfigRecord({"server-round": 3})})
+    plain = message_like(template, content, dst_node_id=7, message_id="5")
+    request = Request(template, 7, records, {"server-round": 3}, "5")
+    assert request_of(request) is request
+    read = request_of(plain)
+    assert (read.node, read.records, read.config) == (7, records, {"server-round": 3})
+    rows = ReplyRows({"w": np.ones((2, 3))}, {"num-examples": [4, 5]})
+    reply = RowReply(7, RowArrays(rows, 1), request)
+    assert reply.is_unread
+    assert reply.content == RecordDict(
+        {
+            "arrays": memory_record({"w": np.ones(3)}),
+            "metrics": MetricRecord({"num-examples": 5}),
+        }
+    )
+    assert reply.metadata.reply_to_message_id == "5"
+    assert reply.metadata.src_node_id == 7
+    assert request.metadata.__dict__ == plain.metadata.__dict__
+    assert request.content == content
+
+
+@pytest.mark.parametrize("part", ["content", "metadata"])
+def test_a_request_that_was_read_counts_as_changed(part) -> None:
+    request = Request(Message(RecordDict(), 0, "train"), 7, {}, {"lr": 0.1})
+    getattr(request, part)
+    request.content["config"]["lr"] = 0.2
+    assert request_of(request).config == {"lr": 0.2}
+    copy = pickle.loads(pickle.dumps(request))
+    assert type(copy) is Message
+    assert copy.content == request.content
 
 
 def test_a_reply_equals_flower_s():
