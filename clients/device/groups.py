@@ -50,7 +50,7 @@ def within(group: str, tensors: Mapping[str, Tensor]) -> Tensors:
 
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
     """Return a tensor as an array, which shares its memory on the CPU."""
-    return np.asarray(tensor.numpy(force=True))
+    return tensor.detach().cpu().numpy()
 
 
 def to_tensors(

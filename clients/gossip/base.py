@@ -374,7 +374,7 @@ class Node(GraphClient):
         sent = [i for i, square in enumerate(squares) if square > threshold]
         rng = cache(lambda i: np.random.default_rng([seeds[i], 0x60551]))
         sources = [partial(rng, i) for i in sent]
-        rows = to_numpy(vectors[sent])
+        rows = to_numpy(vectors)[sent]
         encoded, decoded = self.compressor.compress_rows(rows, sources)
         q = torch.zeros(vectors.shape)
         q[sent] = torch.from_numpy(decoded)

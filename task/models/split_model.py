@@ -248,7 +248,9 @@ class SplitModel(nn.Module):
             Names in `tensors`.
         """
         tensors = [self.tensors[name] for name in names]
-        arrays = [tensor.numpy(force=True) for tensor in tensors]
+        arrays = [tensor.detach().cpu().numpy() for tensor in tensors]
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            return arrays
         if self.structure.shares_memory:
             return [array.copy() for array in arrays]
         self._lent = [(ref(a), t) for a, t in zip(arrays, tensors, strict=True)]
@@ -390,8 +392,6 @@ class Structure:
         Buffers outside of the state dict.
     num_values : int
         Number of values of all tensors.
-    shares_memory : bool
-        True if two tensors share memory, as those of a tied parameter do.
     has_own_train : bool
         True if a module overrides ``train``.
     members : dict of str to set
@@ -404,8 +404,7 @@ class Structure:
         buffers, tensors = dict(model.named_buffers()), model.tensors
         self.hidden_buffers = {n: b for n, b in buffers.items() if n not in tensors}
         self.num_values = sum(t.numel() for t in (tensors | buffers).values())
-        places = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
-        self.shares_memory = len(places) < len(tensors)
+        self._tensors = list(tensors.values())
         self.has_own_train = any(
             type(module).train is not nn.Module.train for module in model.modules()
         )
@@ -414,6 +413,12 @@ class Structure:
             for part in get_args(Part)
         }
         self.members["all"].remove(model)
+
+    @cached_property
+    def shares_memory(self) -> bool:
+        """True if two tensors share memory, as those of a tied parameter do."""
+        places = {tensor.untyped_storage().data_ptr() for tensor in self._tensors}
+        return len(places) < len(self._tensors)
 
 
 @contextmanager

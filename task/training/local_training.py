@@ -38,6 +38,7 @@ from flwr_frl.task.training.stacked import (
     Objective,
     PooledExamples,
     StackedOptimizer,
+    is_known,
     pooled,
     stacked,
     stacked_epochs,
@@ -319,10 +320,14 @@ def features_of(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet
 def features_of_all(
     model: SplitModel, sets: Sequence[ExampleSet], sgd: SGD
 ) -> list[ExampleSet] | None:
-    """Return several sets as `features_of` does; None if they are too large to pool."""
+    """Return several sets as `features_of` does, but at once.
+
+    None if they are too large to pool, or if the features of an example may depend on
+    others, as in a user's module.
+    """
     pool = pooled(tuple(sets))
     together = pool.as_one()
-    if together is None:
+    if together is None or not is_known(model.representation.modules()):
         return None
     features = features_of(model, together, sgd)
     inputs, targets = features.inputs, features.targets

@@ -6,7 +6,7 @@ torch's optimisers.
 """
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
@@ -265,6 +265,15 @@ def _groups(left: Tensor, batch_size: int, pads: bool) -> Iterator[tuple[int, sl
         yield size, slice(first, last + 1)
 
 
+def is_known(modules: Iterable[nn.Module]) -> bool:
+    """Return whether no code of a user is in some modules."""
+    return all(
+        type(module).__module__.partition(".")[0] in KNOWN
+        and "forward" not in vars(module)
+        for module in modules
+    )
+
+
 def structure(value: Any) -> Hashable:
     """Return a value that is equal for objects whose tensors can be stacked.
 
@@ -371,11 +380,7 @@ class Objective:
     @property
     def is_known(self) -> bool:
         """True if no code of a user computes it, which could change between calls."""
-        return self._is_plain and all(
-            type(module).__module__.partition(".")[0] in KNOWN
-            and "forward" not in vars(module)
-            for module in self.model.structure.modules
-        )
+        return self._is_plain and is_known(self.model.structure.modules)
 
     @property
     def _is_plain(self) -> bool:
