@@ -14,7 +14,14 @@ import io
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, TypeVar
@@ -315,6 +322,11 @@ class Request(UnreadMessage):
         records = {**self.records, CONFIG: fill(ConfigRecord(), self.config)}
         about = {"dst_node_id": self.node, "message_id": self.message_id}
         return message_like(self.template, fill(RecordDict(), records), **about)
+
+
+def plain(messages: Iterable[Message]) -> list[Message]:
+    """Return messages as Flower's own, which a SuperLink needs."""
+    return [getattr(message, "plain", message) for message in messages]
 
 
 def request_of(message: Message) -> Request:

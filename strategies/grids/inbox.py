@@ -19,7 +19,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.arrays import SUPERLINK, message_like, response_hooks
+from flwr_frl.common.arrays import SUPERLINK, message_like, plain, response_hooks
 from flwr_frl.common.settings import SettingsError, error_line
 from flwr_frl.common.text import several
 
@@ -378,7 +378,7 @@ class Inbox(GridDecorator):
         # Flower refuses a request without messages.
         if not messages:
             return
-        push = self.grid.push_messages
+        push, messages = self.grid.push_messages, plain(messages)
         ids = request(lambda: list(push(messages)))
         now = time.monotonic()
         largest = self._largest_reply(messages[0].metadata.message_type)
