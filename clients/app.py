@@ -179,8 +179,6 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         setup, config = app.read_message(message, context)
         client = build_client(context, setup, config)
         client.settings = setup.in_round(client.settings, config)
-        # An override of `fit` may train after the reply is made.
-        client._lends = type(client).fit is Client.fit
         result = client.fit(unpack(message, client), config)
         reply = reply_with(pack(message, client, result), message)
         if is_secure:

@@ -199,9 +199,6 @@ class Client(NumPyClient):
     _upload: Upload | None = None
     # Makes a call of `train`, if possible with other clients that train together.
     _make: Any = staticmethod(make)
-    # True if replies may share the model's memory, set by the runtime, which sends them
-    # before it does anything else.
-    _lends = False
     # True if a device loads its own data, False for a partition of a common data set.
     _own_data = False
 
@@ -462,12 +459,9 @@ class Client(NumPyClient):
         if personal:
             round_ = self.config.get(keys.SERVER_ROUND, self._state.round + 1)
             self._state.save(personal, int(round_))
-        if self._lends and arrays is self.model.tensors:
-            values = self.model.lend(names)
-        else:
-            values = [to_numpy(arrays[name]).copy(order="C") for name in names]
+        copies = [to_numpy(arrays[name]).copy(order="C") for name in names]
         n = len(self.task.train_examples(self._index))
-        return values, n, {"train-loss": loss, **self.metrics}
+        return copies, n, {"train-loss": loss, **self.metrics}
 
     def update(self) -> Update:
         """Train ``model`` for one round, and return the training loss.

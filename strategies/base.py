@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import MemoryArray, Request, fill, plain
+from flwr_frl.common.arrays import MemoryArray, Request, fill
 from flwr_frl.common.command_line import shorten_errors
 from flwr_frl.common.compression import UploadSettings
 from flwr_frl.common.settings import SettingsError, require, require_all_of_noise
@@ -463,8 +463,6 @@ class Strategy(Algorithm, uses_mean="only"):
         nodes = [int(node) for node in sampled]
         round = Round(self, server_round, arrays, config, nodes)
         messages = self._open_round(round)
-        if not getattr(grid, "in_process", False):
-            messages = plain(messages)
         self._run.participation.open(round, messages, grid)
         return messages
 
@@ -597,9 +595,7 @@ class Strategy(Algorithm, uses_mean="only"):
             nodes = sorted({*nodes, *busy}, key=lambda n: (clients.name_of(n), n))
         nodes = evaluation.sample(server_round, nodes)
         kind = MessageType.EVALUATE
-        round = Round(self, server_round, arrays, config, nodes, kind)
-        messages = self._open_round(round)
-        return messages if getattr(grid, "in_process", False) else plain(messages)
+        return self._open_round(Round(self, server_round, arrays, config, nodes, kind))
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

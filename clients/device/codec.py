@@ -162,7 +162,7 @@ def pack(message: Message, client: Client, reply: FitResult) -> RecordDict:
         values, num_examples, metrics = reply
         # Arrays of third-party code may share memory with the model, which changes.
         arrays = {
-            n: v if client._lends or v.flags.owndata else np.array(v)
+            n: v if v.flags.owndata else np.array(v)
             for n, v in zip(names, values, strict=True)
         }
         metrics = {str(name): float(value) for name, value in metrics.items()}

@@ -582,12 +582,9 @@ class Rows:
             row = RowReply(each.context.node_id, RowArrays(rows, i), message)
             if keys.HEAD not in each.records:
                 return row
-            metrics = cast(Config, row.metrics)
-            result = (
-                [*row.arrays.values()],
-                int(metrics.pop(keys.NUM_EXAMPLES)),
-                metrics,
-            )
+            of_client = cast(Config, row.metrics)
+            count = int(of_client.pop(keys.NUM_EXAMPLES))
+            result = [*row.arrays.values()], count, of_client
             return reply_with(pack(message, client, result), message)
 
         return [

@@ -244,25 +244,25 @@ _EMPTY = ArrayRecord().__dict__
 
 
 class StoredArrays(ArrayRecord):
-    """A version in the memory of this process, without a check of each array.
+    """A version in the memory of this process, whose arrays were checked before.
 
     A copy for another process is a plain ArrayRecord.
 
     Parameters
     ----------
-    of_version : dict of str to ndarray
+    stored : dict of str to ndarray
         The arrays, which must not be changed.
     """
 
-    of_version: Arrays
+    stored: Arrays
 
-    def __init__(self, of_version: Arrays) -> None:
+    def __init__(self, stored: Arrays) -> None:
         # Flower's constructor takes as long as everything else for a small state.
-        self.__dict__.update(_EMPTY, _data={}, of_version=of_version)
+        self.__dict__.update(_EMPTY, _data={}, stored=stored)
 
     def arrays(self) -> Arrays:
         """Return the arrays."""
-        return self.of_version
+        return self.stored
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Serialise as a plain record."""
@@ -406,7 +406,8 @@ class PersonalState:
         round_ : int
             The round, from 1.
         record : ArrayRecord, optional
-            The arrays, which are then finite and not changed any more.
+            The arrays as they are kept in memory. If it is given, they must be finite,
+            and must not be changed.
 
         Raises
         ------

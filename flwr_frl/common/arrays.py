@@ -330,9 +330,9 @@ def plain(messages: Iterable[Message]) -> list[Message]:
 
 
 def request_of(message: Message) -> Request:
-    """Return a message as a request, with its config unchecked.
+    """Return what a message contains, its config unchecked.
 
-    A request that has been read is returned as it is now.
+    A request that was read may have been changed, so it is read again.
     """
     if isinstance(message, Request) and message.is_unread:
         return message

@@ -706,8 +706,8 @@ def unpack(data: Bytes, count: int, bits: int) -> NDArray[np.int64]:
 def _largest(x: Float32s, k: int) -> NDArray[np.int64]:
     """Return the increasing indices of each row's k largest magnitudes.
 
-    Of equal ones, those of lower indices are kept, on every machine, which `torch.topk`
-    does not guarantee.
+    Among equal magnitudes, the lower index is kept. `torch.topk` does not guarantee
+    this on every machine.
     """
     magnitude = np.abs(x)
     place = x.shape[1] - k

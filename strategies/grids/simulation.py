@@ -88,7 +88,7 @@ def answer(
 
     def reply(message: Message, context: Context) -> Message:
         try:
-            # Flower's own code only sees its own messages.
+            # Flower's code receives Flower's messages, no subclasses.
             return app(getattr(message, "plain", message), context)
         except ResourceError:
             raise

@@ -1,13 +1,11 @@
 """A model in two parts: a representation and a head."""
 
 import sys
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Literal, NamedTuple, Self, get_args
-from weakref import ref
 
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -65,8 +63,6 @@ class SplitModel(nn.Module):
 
     head_name = ""
     _observed: Observed | None = None
-    # The arrays of `lend`, and the tensors whose memory they share.
-    _lent: Sequence[tuple[ref[npt.NDArray[Any]], Tensor]] = ()
 
     def __init__(self, representation: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -228,33 +224,8 @@ class SplitModel(nn.Module):
                     f"{name!r} is {actual}; the model's is of shape "
                     f"{list(tensor.shape)}"
                 )
-        for array, tensor in self._lent:
-            # Arrays of other devices are copies.
-            if tensor.is_cpu and array() is not None:
-                tensor.data = torch.empty_like(tensor)
-        self._lent = ()
         values = [state[name] for name in self.tensors]
         torch._foreach_copy_([*self.tensors.values()], values)
-
-    def lend(self, names: Iterable[str]) -> list[npt.NDArray[Any]]:
-        """Return the values of tensors as arrays, not as copies if possible.
-
-        On a CPU the arrays share the model's memory. If an array is still in use when
-        `load` is called, the model leaves the memory to it.
-
-        Parameters
-        ----------
-        names : iterable of str
-            Names in `tensors`.
-        """
-        tensors = [self.tensors[name] for name in names]
-        arrays = [tensor.detach().cpu().numpy() for tensor in tensors]
-        if any(tensor.device.type != "cpu" for tensor in tensors):
-            return arrays
-        if self.structure.shares_memory:
-            return [array.copy() for array in arrays]
-        self._lent = [(ref(a), t) for a, t in zip(arrays, tensors, strict=True)]
-        return arrays
 
     @property
     def first_linear(self) -> nn.Linear | None:
@@ -404,7 +375,6 @@ class Structure:
         buffers, tensors = dict(model.named_buffers()), model.tensors
         self.hidden_buffers = {n: b for n, b in buffers.items() if n not in tensors}
         self.num_values = sum(t.numel() for t in (tensors | buffers).values())
-        self._tensors = list(tensors.values())
         self.has_own_train = any(
             type(module).train is not nn.Module.train for module in model.modules()
         )
@@ -413,12 +383,6 @@ class Structure:
             for part in get_args(Part)
         }
         self.members["all"].remove(model)
-
-    @cached_property
-    def shares_memory(self) -> bool:
-        """True if two tensors share memory, as those of a tied parameter do."""
-        places = {tensor.untyped_storage().data_ptr() for tensor in self._tensors}
-        return len(places) < len(self._tensors)
 
 
 @contextmanager

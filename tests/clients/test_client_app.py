@@ -91,28 +91,6 @@ def test_replies_have_the_records_and_the_precision_of_the_message():
         assert {array.dtype for array in record.values()} == {kind}
 
 
-def test_replies_share_the_model_s_memory_and_keep_their_values():
-    app = app_of(algorithm="fedavg")
-    arrays = initial_arrays(app, context_of())
-
-    def of_client(index: int) -> ArrayRecord:
-        message = message_of(MessageType.TRAIN, arrays, server_round=1)
-        return app(message, context_of(index)).content["arrays"]
-
-    def places(record: ArrayRecord) -> set[int]:
-        return {array.values.ctypes.data for array in record.values()}
-
-    first = of_client(0)
-    values = values_of(first)
-    second = of_client(1)
-    for name, array in first.items():
-        np.testing.assert_array_equal(array.values, values[name])
-    assert not places(first) & places(second)
-    free = places(second)
-    del second
-    assert places(of_client(2)) == free
-
-
 def test_clients_rounds_and_seeds_shuffle_differently():
     # Without a partition, all clients train on the same data.
     cases = (0, "a", 1), (0, "a", 2), (0, "b", 1), (1, "a", 1), (0, "a", 1)

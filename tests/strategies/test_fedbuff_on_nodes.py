@@ -38,6 +38,8 @@ class Late(InlineGrid):
 
     def push_messages(self, messages):
         messages = list(messages)
+        # A SuperLink refuses subclasses.
+        assert all(type(message) is Message for message in messages)
         ids = list(super().push_messages(messages))
         for i, message in zip(ids, messages, strict=True):
             node, kind = message.metadata.dst_node_id, message.metadata.message_type
