@@ -1,4 +1,4 @@
-"""The commands ``flwr-frl device``; ``init`` writes the files that a device needs."""
+"""The command ``flwr-frl device init``, which writes the files that a device needs."""
 
 import re
 import shlex
@@ -50,18 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     add("--state-dir", default="/var/lib/flwr-frl/state", help="heads: %(default)s")
     add("--folder", default="/etc/flwr-frl", help="the new files: %(default)s")
     add("--user", help="the user that runs the SuperNode (default: the current one)")
-    about = "delete the heads, states and metrics of a device from a folder"
-    add = commands.add_parser("remove", help=about, description=about).add_argument
-    add("name", metavar="NAME", help="the device's name")
-    add("folder", metavar="FOLDER", help="a device's state-dir, or a server's results")
-    options = parser.parse_args(arguments)
-    if options.command == "init":
-        print(init(options))
-        return 0
-    # Loads Flower, which `init` does without.
-    from flwr_frl.removal import remove
-
-    print(remove(options.name, _path(options.folder)))
+    print(init(parser.parse_args(arguments)))
     return 0
 
 
