@@ -74,10 +74,10 @@ class RunSettings(Checked):
     resume : str, default ""
         Results folder of the run to resume.
     tracker : str, default ""
-        Experiment tracker: ``tensorboard`` or ``wandb`` (each an extra of the package),
-        or the import path ``package.module:Class`` of a custom tracker.
+        Import path ``package.module:Class`` of an experiment tracker, such as those for
+        TensorBoard, W&B and MLflow in docs/your-own.md.
     tracker_uri : str, default ""
-        A folder for TensorBoard, a server or ``offline`` for W&B.
+        Address that the tracker receives.
     page : int, default 0
         Port of a local page that shows the results during the run; 0 disables it.
     """
@@ -103,7 +103,7 @@ class RunSettings(Checked):
     keep_best: bool = setting(False, may_differ="always")
     end_after: int = setting(0, ge=0, may_differ="always")
     resume: PathText = setting("", form="a directory", may_differ="always")
-    tracker: str = setting("", form="a name or import path", may_differ="always")
+    tracker: str = setting("", form="an import path", may_differ="always")
     tracker_uri: str = setting(
         "", form="an address", may_differ="always", unused_if={"tracker": ("",)}
     )
