@@ -96,7 +96,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
         flags = SETTING_FLAGS
         text = "algorithms to compare; see --list"
         add("algorithms", nargs="*", metavar="ALGORITHM", help=text)
-        text = "inline: in this process; ray: on all cores; auto (default): the faster"
+        text = "inline: in this process; ray: on all cores; auto (default): by the run"
         add("--backend", default="auto", help=text)
         text = "run N seeds, starting at --seed; report mean ± standard deviation"
         add("--seeds", type=int, metavar="N", help=text)

@@ -7,17 +7,18 @@ import sys
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from importlib.util import find_spec
 from itertools import chain
 from logging import DEBUG, WARNING
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
+import torch
 from flwr.common import log
 from flwr.common.logger import update_console_handler
 from rich.console import Console
 
-from flwr_frl.backend import choose_backend
 from flwr_frl.cli import FLAGS
 from flwr_frl.clients.algorithms import client_class, owners
 from flwr_frl.clients.app import keep, make_app, try_out
@@ -63,7 +64,7 @@ from flwr_frl.strategies.server.secure import SecureSettings, check_secure
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import find
 from flwr_frl.task.models.adapters import AdapterSettings
-from flwr_frl.task.tasks import task_defaults
+from flwr_frl.task.tasks import build_task, task_defaults
 from flwr_frl.task.training import captured
 
 __all__ = ["Run", "Runs", "simulate"]
@@ -73,6 +74,9 @@ DEFAULT_ALGORITHMS = ("fedavg", "fedrep", "flute")
 # Classes that declare the settings of all algorithms.
 OF_ALL = RunSettings, DeviceSettings, SecureSettings, SpeedModel, AdapterSettings
 YEAR = 365 * 86400.0
+# Fewest trainings of clients with which Ray, whose start takes 15 s, is the faster
+# backend for a large model.
+MANY_TRAININGS = 200
 
 
 @overload
@@ -105,9 +109,10 @@ def simulate(
         Workers of ``ray`` must be able to import it; a class that is defined in the
         script or notebook itself only runs ``inline``.
     backend : {"auto", "inline", "ray"}, default "auto"
-        ``ray`` uses all cores, ``inline`` only this process, and ``auto`` the one that
-        is expected to finish first (`flwr_frl.backend.choose_backend`). The numbers
-        agree to rounding, and to the last bit with ``cohort="off"``.
+        ``ray`` uses all cores and ``inline`` only this process. ``auto`` is ``ray`` on
+        a cluster, with several GPUs, and on several cores for long runs of models with
+        more than 50,000 values. The numbers agree to rounding, and to the last bit with
+        ``cohort="off"``.
     seeds : int, optional
         Number of seeds to run, starting at ``seed``; by default one.
     **settings
@@ -258,6 +263,30 @@ def run(algorithm: str, settings: Settings, backend: str) -> dict[str, Any]:
         return server_app.serve(grid, choice, keep_clients)
     finally:
         captured.forget()
+
+
+def choose_backend(settings: Settings) -> str:
+    """Return ``ray`` or ``inline`` for a run with the backend ``auto``.
+
+    Ray is chosen on a cluster (``RAY_ADDRESS``), with several GPUs, and on several
+    cores for long runs of models that are too large to train together. It is never
+    chosen if it is not installed, or cannot import the algorithm or the task.
+    """
+    names = (str(settings["algorithm"]), str(settings["task"]))
+    if find_spec("ray") is None or any(n.startswith("__main__:") for n in names):
+        return "inline"
+    device = str(settings["device"])
+    gpus = torch.cuda.device_count() if device in ("auto", "cuda") else 0
+    if os.environ.get("RAY_ADDRESS") or gpus > 1:
+        return "ray"
+    # macOS does not have the first function.
+    usable = getattr(os, "sched_getaffinity", lambda pid: range(os.cpu_count() or 1))
+    if len(usable(0)) == 1 or gpus or device not in ("auto", "cpu"):
+        return "inline"
+    clients = float(settings["num-clients"]) * float(settings["fraction-train"])
+    trainings = max(1.0, clients) * float(settings["num-server-rounds"])
+    model = build_task(settings, int(settings["num-clients"])).scratch_model
+    return "ray" if model.is_large and trainings >= MANY_TRAININGS else "inline"
 
 
 def output_of(given: Settings) -> str:
