@@ -42,7 +42,6 @@ from flwr_frl.common.text import short_name
 from flwr_frl.results.comparison import write_paper
 from flwr_frl.results.methods import compare
 from flwr_frl.results.page import served_for
-from flwr_frl.results.processes import counted
 from flwr_frl.results.results import LOST, failure
 from flwr_frl.results.search import Space, space_of
 from flwr_frl.results.sweep import TUNED, Sweep, have_begun, tune
@@ -492,17 +491,12 @@ def _tune(
     former, output = str(overrides.get("resume", "")), Path(str(overrides["output"]))
     exists = not former or Path(former).is_dir()
     require(exists, "resume", former, "a folder of results")
-    # Proposed points may have two attempts. Each algorithm also has a test run.
-    per_point = 2 if space.has_ranges else 1
-    num_runs = len(algorithms) * (space.budget * per_point + 1) * (sweep.count or 1)
-    with served_for({**defaults(), **overrides}), counted(num_runs):
+    with served_for({**defaults(), **overrides}):
         tuned = tune(algorithms, space, overrides, output.resolve(), sweep)
-    print(f"each algorithm has a budget of the rounds of {space.budget} points")
+    print(f"each algorithm has a budget of {space.budget} points")
     for name, entry in tuned.items():
         picked = " ".join(f"{n}={value}" for n, value in entry["picked"].items())
         print(f"{name}: {picked} is the best of {len(entry['points'])} points")
-        pruned = sum("pruned-after" in point for point in entry["points"])
-        print(f"{name}: {entry['rounds']} rounds; {pruned} points were pruned")
         for setting, edge in entry["at-edge"].items():
             value = entry["picked"][setting]
             text = f"{setting}={value} is the {edge} of the grid; try values beyond it"

@@ -6,67 +6,20 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextvars import ContextVar
-from dataclasses import dataclass, field
-from datetime import timedelta
 from importlib import import_module
 from types import FrameType
 from typing import Any, TypeVar
 
-from rich.progress import BarColumn, Progress
+from rich.progress import track
 
 from flwr_frl.common.settings import ResourceError
 
 Result = TypeVar("Result")
 # Sent by a closing terminal; Windows has no such signal.
 HANG_UP = [signal.SIGHUP] if hasattr(signal, "SIGHUP") else []
-
-
-@dataclass
-class Place:
-    """Place of the current run among the ``total`` runs of a command.
-
-    Its text, ``run 3 of 40, 0:06:00 left``, is up to date whenever it is formatted. It
-    is empty for a single run.
-    """
-
-    total: int = 1
-    finished: int = 0
-    began: float = field(default_factory=time.monotonic)
-    # When all runs will have ended, by the mean duration of those that have.
-    end: float = 0.0
-
-    def count(self, result: Result) -> Result:
-        """Count a finished run, and return its result."""
-        self.finished, now = self.finished + 1, time.monotonic()
-        left = self.total - self.finished
-        self.end = now + (now - self.began) * left / self.finished
-        return result
-
-    def __str__(self) -> str:
-        if self.total == 1:
-            return ""
-        text = f"run {min(self.finished + 1, self.total)} of {self.total}"
-        seconds = max(0, round(self.end - time.monotonic()))
-        return f"{text}, {timedelta(seconds=seconds)} left" if self.finished else text
-
-
-PLACE = ContextVar("place", default=Place())  # noqa: B039
-
-
-@contextlib.contextmanager
-def counted(total: int) -> Iterator[None]:
-    """Count the runs of the context, unless an outer context counts them."""
-    outer = PLACE.get()
-    token = PLACE.set(outer if outer.total > 1 else Place(total))
-    try:
-        yield
-    finally:
-        PLACE.reset(token)
 
 
 @contextlib.contextmanager
@@ -127,9 +80,8 @@ def run_parallel(
     Exception
         The first exception of a call, after the other calls were interrupted.
     """
-    place = PLACE.get()
     if jobs == 1:
-        return [place.count(function(*item)) for item in items]
+        return [function(*item) for item in items]
     pool = ProcessPoolExecutor(
         min(jobs, len(items)),
         # A fork would share torch's threads and open files.
@@ -139,11 +91,8 @@ def run_parallel(
     )
     try:
         futures = [pool.submit(_call, function, *item) for item in items]
-        with Progress(BarColumn(), "{task.fields[place]}") as bar:
-            task = bar.add_task("", total=place.total, place=place)
-            for future in as_completed(futures):
-                place.count(future.result())
-                bar.update(task, completed=place.finished)
+        for future in track(as_completed(futures), "runs", len(futures)):
+            future.result()
     except BrokenProcessPool:
         raise ResourceError(
             f"one of {jobs} processes was killed, possibly for lack of memory; try a "

@@ -24,7 +24,6 @@ from flwr_frl.common.settings import Settings
 from flwr_frl.common.text import several, short_name
 from flwr_frl.results.comparison import PER_RUN, read_comparable, write_comparison
 from flwr_frl.results.output import locked
-from flwr_frl.results.processes import PLACE
 from flwr_frl.results.results import (
     CLIENT_METRICS,
     CLIENTS,
@@ -111,11 +110,10 @@ class Report:
         present = {row["round"] for row in self.rows}
         if lost := [str(n) for n in range(1, after + 1) if n not in present]:
             log(WARNING, "%s lacks these rounds: %s", former, several(lost))
-        place = "{task.fields[place]}: " if PLACE.get().total > 1 else ""
         # One text, of which a narrow terminal cuts the end.
         text = "{task.description} {task.completed}/{task.total} {task.fields[state]}"
         self.progress = Progress(
-            *(place + text, BarColumn(10), TimeRemainingColumn()),
+            *(text, BarColumn(10), TimeRemainingColumn()),
             console=console_of_bars(),
             # The bars of parallel runs would overwrite each other.
             disable=multiprocessing.parent_process() is not None,
@@ -126,7 +124,6 @@ class Report:
             total=int(settings["num-server-rounds"]),
             completed=after,
             state="",
-            place=PLACE.get(),
         )
 
     def writing(self, name: str) -> contextlib.AbstractContextManager[None]:

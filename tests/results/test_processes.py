@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flwr_frl.results.processes import PLACE, counted, run_parallel, signals_as_ctrl_c
+from flwr_frl.results.processes import run_parallel, signals_as_ctrl_c
 
 SCRIPT = """
 import pathlib, signal, sys, time
@@ -139,19 +139,6 @@ def test_signalled_command_writes_checkpoints_and_starts_no_jobs(
 @pytest.mark.e2e
 def test_results_have_the_order_of_the_items():
     assert run_parallel(divmod, [(7, 2), (9, 5), (3, 4)], 2) == [(3, 1), (1, 4), (0, 3)]
-
-
-def test_each_run_of_a_command_knows_its_place():
-    places = []
-    with counted(4):
-        for _ in range(2):
-            # An inner count does not replace that of the command.
-            with counted(2):
-                run_parallel(lambda: places.append(str(PLACE.get())), [(), ()], 1)
-    numbers, left = zip(*(place.partition(", ")[::2] for place in places), strict=True)
-    assert numbers == tuple(f"run {i} of 4" for i in range(1, 5))
-    assert left == ("", *3 * ("0:00:00 left",))
-    assert str(PLACE.get()) == ""
 
 
 def test_second_ctrl_c_is_ignored_and_a_third_interrupts():
