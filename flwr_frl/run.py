@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from html import escape
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from flwr_frl.results.results import (
     read_object,
     read_rows,
 )
-from flwr_frl.results.tables import cells, html, legend
+from flwr_frl.results.tables import DETAILS, cells, legend, terminal
 from flwr_frl.task.models import SplitModel
 
 if TYPE_CHECKING:
@@ -32,8 +31,6 @@ __all__ = ["Run", "Runs"]
 
 class Run:
     """The finished runs of one algorithm, one for each seed.
-
-    A notebook shows it as a table.
 
     Parameters
     ----------
@@ -147,15 +144,9 @@ class Run:
         folder = os.path.commonpath(list(self.folders.values()))
         return f"<Run {self.algorithm}: {result}{seeds}, in {folder!r}>"
 
-    def _repr_html_(self) -> str:
-        return Runs({self.algorithm: self})._repr_html_()
-
 
 class Runs(dict[str, Run]):
-    """The finished runs of several algorithms, by their names.
-
-    A notebook shows them as a table.
-    """
+    """The finished runs of several algorithms, by their names."""
 
     @property
     def evaluated_on(self) -> str:
@@ -187,13 +178,10 @@ class Runs(dict[str, Run]):
         return figure
 
     def __repr__(self) -> str:
-        """Return one line per algorithm."""
-        return "\n".join(map(repr, self.values()))
-
-    def _repr_html_(self) -> str:
+        """Return a table of the results, and what it means."""
         summaries = {name: run.summary for name, run in self.items()}
-        text = escape(legend(summaries, self.evaluated_on))
-        return f"{html(cells(summaries, self.evaluated_on))}<p>{text}</p>"
+        table = terminal(cells(summaries, self.evaluated_on, DETAILS))
+        return table + legend(summaries, self.evaluated_on)
 
 
 def _frame(records: list[Row]) -> Any:

@@ -2,8 +2,7 @@
 
 import io
 from collections.abc import Iterable, Mapping
-from itertools import product
-from random import Random
+from itertools import cycle, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -31,8 +30,6 @@ COLOURS = (
 MARKERS = "osd^vP<X*>"
 # Line styles of matplotlib. Each is used with all colours before the next one is.
 STYLES = ("-", "--", ":", "-.")
-# With it, methods that are often compared have different colours and keep them.
-SALT = 48296
 
 
 def image_of(figure: "Figure", kind: str) -> bytes:
@@ -157,16 +154,7 @@ def curve(
 def looks(methods: Iterable[str]) -> dict[str, tuple[str, str]]:
     """Return the colour and line style of each method of a comparison, by name.
 
-    A method's name determines its look. If another method of the comparison comes first
-    and has this look, it has the next one that is free.
+    The order of the methods does not matter.
     """
-    random = {name: Random(f"{name}{SALT}") for name in methods}
-    firsts = {name: draw.randrange(len(COLOURS)) for name, draw in random.items()}
-    found = dict[str, tuple[str, str]]()
-    for name in sorted(firsts, key=lambda name: random[name].random()):
-        first = firsts[name]
-        order = product(STYLES, COLOURS[first:] + COLOURS[:first])
-        free = ((colour, style) for style, colour in order)
-        taken = found.values()
-        found[name] = next((x for x in free if x not in taken), (COLOURS[first], "-"))
-    return found
+    free = cycle((colour, style) for style, colour in product(STYLES, COLOURS))
+    return dict(zip(sorted(methods), free, strict=False))

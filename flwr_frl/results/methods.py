@@ -9,7 +9,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -44,7 +43,7 @@ from flwr_frl.results.statistics import (
     paired_test,
     rank,
 )
-from flwr_frl.results.tables import DETAILS, cells, formatted, html, legend, terminal
+from flwr_frl.results.tables import DETAILS, cells, formatted, legend, terminal
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ class MethodResult:
         return self.on_clients.differs if self.on_clients else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
     """Methods that were compared on one or more tasks.
 
@@ -177,15 +176,11 @@ class Comparison:
             for name, rows in self.tasks.items()
         }
 
-    def __str__(self) -> str:
-        """Return the tables for a terminal, and what they mean."""
+    def __repr__(self) -> str:
+        """Return the table of each task, and what the tables mean."""
         tables = self.tables(DETAILS).items()
         parts = [f"{name}\n" * (len(tables) > 1) + terminal(t) for name, t in tables]
         return "".join([*parts, self.legend])
-
-    def _repr_html_(self) -> str:
-        tables = "".join(map(html, self.tables().values()))
-        return f"{tables}<p>{escape(self.legend)}</p>"
 
 
 class _Folder(NamedTuple):

@@ -57,7 +57,6 @@ def document(folder: Path) -> str:
 <h1>{title}</h1>
 <p id="connection" role="status"></p>
 <p id="none" role="status"></p>
-<pre id="command"></pre>
 <p>Task: <span id="task"></span></p>
 <p>Settings that differ from the defaults: <span id="settings"></span></p>
 <h2>Methods</h2>

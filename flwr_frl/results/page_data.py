@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
@@ -91,11 +90,11 @@ def read_folder(folder: Path, once: str = "") -> dict[str, Any]:
     Returns
     -------
     dict
-        ``folder``, the folder's name; the ``command``, the ``task``, and the
-        ``settings`` of all runs that are not defaults; ``table`` and ``clients``, the
-        tables of methods and of clients, whose first rows have the headings, and the
-        ``legend`` of the first one; and ``methods`` with their curves and clients, the
-        best first. A damaged run is left out.
+        ``folder``, the folder's name; the ``task``, and the ``settings`` of all runs
+        that are not defaults; ``table`` and ``clients``, the tables of methods and of
+        clients, whose first rows have the headings, and the ``legend`` of the first
+        one; and ``methods`` with their curves and clients, the best first. A damaged
+        run is left out.
     """
     runs = _runs_in(folder, "last" if once else "")
     counted = {name: _counted(seeds) for name, seeds in runs.items()}
@@ -119,7 +118,6 @@ def read_folder(folder: Path, once: str = "") -> dict[str, Any]:
     return {
         # The name only: the page may be sent to others, who need not know the path.
         "folder": folder.absolute().name,
-        "command": _command(runs, shared),
         "task": " and ".join(sorted({task_title(run.settings) for run in every})),
         "settings": _text(shared),
         "table": cells(entries, evaluated_on, DETAILS),
@@ -222,22 +220,6 @@ def _text(settings: Settings) -> str:
     """Return settings as they are written after ``--run-config``."""
     values = {n: json.dumps(v, ensure_ascii=False) for n, v in settings.items()}
     return " ".join(f"{name}={value}" for name, value in values.items())
-
-
-def _command(runs: Mapping[str, Sequence[Run]], shared: Settings) -> str:
-    """Return the command that makes all runs; empty if one command cannot."""
-    every = list(chain(*runs.values()))
-    one = all(run.changed == shared and not run.status.get("devices") for run in every)
-    if not every or not one or any("/" in name for name in runs):
-        return ""
-    names = dict.fromkeys(str(run.settings["algorithm"]) for run in every)
-    seeds = sorted({run.settings["seed"] for run in every})
-    first = {} if seeds[0] == defaults()["seed"] else {"seed": seeds[0]}
-    count = ["--seeds", str(len(seeds))] if len(seeds) > 1 else []
-    config = _text({**shared, **first})
-    return shlex.join(
-        ["flwr-frl", *names, *count, *(["--run-config", config] if config else [])]
-    )
 
 
 def _entries(runs: Sequence[Run], varied: Sequence[str]) -> dict[str, str]:

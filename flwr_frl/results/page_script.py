@@ -9,8 +9,6 @@ body { margin: 0 auto; max-width: 76rem; padding: 1rem; color: #1d2126;
   font: 15px/1.45 system-ui, sans-serif }
 h1 { font-size: 1.3rem; margin: 0; overflow-wrap: anywhere }
 h2 { font-size: 1.05rem; margin: 1.6rem 0 .4rem }
-pre { margin: .6rem 0; padding: .5rem .7rem; background: #f4f6f8;
-  white-space: pre-wrap; overflow-wrap: anywhere }
 p { margin: .4rem 0; color: #59626d; overflow-wrap: anywhere }
 #connection { color: #b3261e }
 input { font: inherit; max-width: 100% }
@@ -163,8 +161,7 @@ let text = place('data').textContent, data, methods = [];
 function show() {
   data = JSON.parse(text);
   place('none').textContent = data.methods.length ? '' : 'There are no results yet.';
-  place('command').hidden = !data.command;
-  for (const name of ['command', 'task', 'settings', 'legend'])
+  for (const name of ['task', 'settings', 'legend'])
     place(name).textContent = data[name] || 'none';
   fillMethods(data.table);
   fillClients(data.clients);

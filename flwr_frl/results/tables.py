@@ -1,10 +1,9 @@
-"""Tables of results for the terminal, LaTeX and notebooks.
+"""Tables of results for the terminal and LaTeX.
 
 A table is a list of rows of cells; the first row has the headings.
 """
 
 from collections.abc import Container, Mapping, Sequence
-from html import escape as escape_html
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -178,15 +177,6 @@ def terminal(rows: Sequence[Sequence[str]]) -> str:
         console.print(table)
     left_out = ", ".join(rows[0][len(widths) :])
     return captured.get() + (f"In a wider terminal: {left_out}.\n" if left_out else "")
-
-
-def html(rows: Sequence[Sequence[str]]) -> str:
-    """Format rows as an HTML table."""
-    lines = [
-        "".join(f"<{kind}>{escape_html(cell)}</{kind}>" for cell in row)
-        for kind, row in zip(["th", *["td"] * (len(rows) - 1)], rows, strict=True)
-    ]
-    return f"<table><tr>{'</tr><tr>'.join(lines)}</tr></table>"
 
 
 def latex(rows: Sequence[Sequence[str]], bold: Container[tuple[int, int]] = ()) -> str:

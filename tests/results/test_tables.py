@@ -5,7 +5,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from flwr_frl.results.tables import cells, html, latex, legend, terminal
+from flwr_frl.results.tables import cells, latex, legend, terminal
 
 SUMMARIES = {
     "fedavg": {"accuracy": 0.5, "accuracy-weighted": 0.25, "bytes": 1_500_000},
@@ -49,16 +49,12 @@ def test_details_and_empty_entries_are_left_out():
     assert cells(every, without=["rounds"])[0] == ["algorithm", "accuracy"]
 
 
-def test_latex_and_html():
+def test_latex():
     lines = latex(ROWS, bold={(2, 1)}).splitlines()
     assert lines[2] == r"\begin{tabular}{lrrrr}"
     assert lines[4] == r"algorithm & accuracy (\%) & over examples (\%) & MB & r|2 \\"
     assert lines[-3] == r"own\_50\% & \textbf{75.00 $\pm$ 1.25} & -- & -- & 1.5 \\"
     assert lines[-1] == r"\end{tabular}}"
-    assert html([["a", "b"], ["<c>", "d"]]) == (
-        "<table><tr><th>a</th><th>b</th></tr>"
-        "<tr><td>&lt;c&gt;</td><td>d</td></tr></table>"
-    )
 
 
 def test_the_legend_names_examples_protocols_and_models():

@@ -283,6 +283,5 @@ def test_results_name_models_and_average_over_each(tmp_path):
         accuracies = [row["accuracy"] for row in rows if row["model"] == name]
         mean = pytest.approx(np.mean(accuracies))
         assert found.summary[f"accuracy-of-{name}"] == mean
-    assert "logistic" in found._repr_html_()
     alike = simulate("fd", "inline", **more)
     assert not [name for name in alike.summary if "-of-" in name]
