@@ -493,10 +493,12 @@ def _tune(
     require(exists, "resume", former, "a folder of results")
     with served_for({**defaults(), **overrides}):
         tuned = tune(algorithms, space, overrides, output.resolve(), sweep)
-    print(f"each algorithm has a budget of {space.budget} points")
+    print(f"each algorithm has a budget of the rounds of {space.budget} points")
     for name, entry in tuned.items():
         picked = " ".join(f"{n}={value}" for n, value in entry["picked"].items())
         print(f"{name}: {picked} is the best of {len(entry['points'])} points")
+        pruned = sum("pruned-after" in point for point in entry["points"])
+        print(f"{name}: {entry['rounds']} rounds; {pruned} points were pruned")
         for setting, edge in entry["at-edge"].items():
             value = entry["picked"][setting]
             text = f"{setting}={value} is the {edge} of the grid; try values beyond it"

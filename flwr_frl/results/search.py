@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from flwr_frl.common.settings import Setting, defaults, need, require
+from flwr_frl.common.settings import Setting, Settings, defaults, need, require
 from flwr_frl.results.results import is_number
 
 # Settings of a point.
@@ -18,6 +18,8 @@ FIXED = (
     *("algorithm", "evaluate-on", "output", "resume", "seed", "validation-fraction"),
     *("patience", "keep-best", "end-after"),
 )
+# Settings that determine the evaluated rounds of a point.
+ROUNDS = frozenset(("num-server-rounds", "evaluate-every"))
 # Number of points of each algorithm if there are ranges.
 TRIALS = 20
 # Share of a range's length, on its scale, within which a number is at an end.
@@ -42,6 +44,24 @@ class Range(NamedTuple):
         low, high = scale(self.low), scale(self.high)
         place = (scale(value) - low) / (high - low)
         return "smallest" if place <= END else "largest" if place >= 1 - END else ""
+
+
+class Attempt(NamedTuple):
+    """Training of a point up to a round; a later attempt continues it.
+
+    Parameters
+    ----------
+    number : int
+        Number of the point, from 0.
+    point : dict
+        Its settings.
+    after : int
+        The round; 0 for all rounds.
+    """
+
+    number: int
+    point: Point
+    after: int = 0
 
 
 class Space(NamedTuple):
@@ -71,6 +91,18 @@ class Space(NamedTuple):
             return [dict(zip(self.axes, chosen, strict=True)) for chosen in every]
         lists = {n: a[:2] if isinstance(a, Range) else a for n, a in self.axes.items()}
         return [{n: each[i] for n, each in lists.items()} for i in (0, -1)]
+
+    def half_time(self, settings: Settings) -> int:
+        """Return the last evaluated round of the first half; 0 if there is none.
+
+        ``settings`` are those of a point. Points of a grid, and points whose rounds are
+        chosen, are not compared before their ends.
+        """
+        every = int(settings.get("evaluate-every", 0))
+        if not (self.has_ranges and every and ROUNDS.isdisjoint(self.axes)):
+            return 0
+        half = int(settings["num-server-rounds"]) // 2
+        return half - half % every
 
     def edges(self, point: Point) -> dict[str, str]:
         """Return which numbers of a point are the ``"smallest"`` or ``"largest"``.
@@ -126,11 +158,18 @@ def _parse_value(text: str) -> Setting:
 
 def search(
     space: Space,
-    score: Callable[[Sequence[Point]], Sequence[float | None]],
+    score: Callable[[Sequence[Attempt]], Sequence[float | None]],
     jobs: int,
     seed: int,
+    rounds: int,
+    half_time: int,
 ) -> None:
     """Try all points of a space or, with ranges, those that Optuna's TPE proposes.
+
+    A proposed point is pruned if its score at half time is below the median of the
+    points that were trained for all rounds, once there are five (`MedianPruner`).
+    Points are proposed until the rounds of ``space.budget`` points are used; points
+    that were pruned leave rounds for others.
 
     A search proposes the same points again if it has the same seed, jobs and scores.
 
@@ -139,15 +178,19 @@ def search(
     space : Space
         The settings to choose from.
     score : callable
-        Tries points and returns their scores; None for points that failed. Higher ones
-        are better.
+        Makes attempts and returns the points' scores: None for points that failed, and
+        NaN for those that were not evaluated in that round. Higher ones are better.
     jobs : int
         Number of proposed points that are tried at once.
     seed : int
         Seed of the sampler.
+    rounds : int
+        Number of rounds of a point.
+    half_time : int
+        Round after which points may be pruned; 0 prunes none.
     """
     if not space.has_ranges:
-        score(space.corners)
+        score([Attempt(i, point) for i, point in enumerate(space.corners)])
         return
     need("optuna", "tune", "tune with ranges")
     import optuna
@@ -163,12 +206,28 @@ def search(
             ways[name] = kind(axis.low, axis.high, log=axis.is_log)
         else:
             ways[name] = distributions.CategoricalDistribution(axis)
-    while (tried := len(study.trials)) < space.budget:
+    states, used = optuna.trial.TrialState, 0
+    while used <= (space.budget - 1) * rounds:
         # A sampler of each batch, as more trials must not change the first ones.
-        state = np.random.SeedSequence([seed, tried]).generate_state(1)
+        state = np.random.SeedSequence([seed, len(study.trials)]).generate_state(1)
         study.sampler = optuna.samplers.TPESampler(seed=int(state[0]))
-        batch = [study.ask(ways) for _ in range(min(jobs, space.budget - tried))]
-        values = score([trial.params for trial in batch])
-        for trial, value in zip(batch, values, strict=True):
-            failed = optuna.trial.TrialState.FAIL if value is None else None
-            study.tell(trial, value, state=failed)
+        count = min(jobs, space.budget - math.ceil(used / rounds))
+        batch = [study.ask(ways) for _ in range(count)]
+        used += count * rounds
+        for after in (half_time, 0) if half_time else (0,):
+            values = score([Attempt(t.number, t.params, after) for t in batch])
+            pairs, batch = list(zip(batch, values, strict=True)), []
+            for trial, value in pairs:
+                if value is None:
+                    study.tell(trial, state=states.FAIL)
+                    continue
+                if after == 0:
+                    study.tell(trial, value)
+                    continue
+                if not math.isnan(value):
+                    trial.report(value, after)
+                if trial.should_prune():
+                    study.tell(trial, state=states.PRUNED)
+                    used -= rounds - after
+                else:
+                    batch.append(trial)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 from flwr_frl.common.checkpoint import FILE as CHECKPOINT
@@ -24,14 +25,16 @@ from flwr_frl.results.comparison import write_comparison
 from flwr_frl.results.output import archive_run
 from flwr_frl.results.processes import run_parallel
 from flwr_frl.results.results import (
+    METRICS,
     SUMMARY,
     failure,
     folder_of,
     over_seeds,
     read_object,
+    read_rows,
     write_json,
 )
-from flwr_frl.results.search import Point, Space, search
+from flwr_frl.results.search import Attempt, Point, Space, search
 
 TUNED = "tune.json"
 # The fraction of the training examples that is held out by default.
@@ -231,9 +234,10 @@ def tune(
     -------
     dict
         The content of ``tune.json``, by algorithm: ``budget``, the number of points;
-        ``points`` with their ``settings`` and their ``accuracy`` or ``loss``, or why
-        they ``failed``; the settings ``picked``; ``at-edge``, the `Space.edges` of
-        these; and ``test``, the summary.
+        ``rounds``, the number of all their rounds; ``points`` with their ``settings``
+        and their ``accuracy`` or ``loss``, or why they ``failed``, and with
+        ``pruned-after``, their last round, if they were pruned; the settings
+        ``picked``; ``at-edge``, the `Space.edges` of these; and ``test``, the summary.
 
     Raises
     ------
@@ -253,44 +257,61 @@ def tune(
         return sweep.plan([algorithm], placed)
 
     # Everything is checked before anything runs.
+    checked = dict[str, Settings]()
     for name in algorithms:
         plan(name, {**space.corners[0], **whole, "resume": ""}, "test-0")
         for point in space.corners:
-            plan(name, {**point, **held_out, "resume": ""}, "point-0")
+            group = plan(name, {**point, **held_out, "resume": ""}, "point-0")
+            checked[name] = group.settings[0]
     tuned = dict[str, dict[str, Any]]()
 
     def tune_one(name: str) -> dict[str, Any]:
-        tried, scores = list[Point](), list[dict[str, Any]]()
-        short = short_name(name)
+        tried, scores = dict[int, Point](), dict[int, dict[str, Any]]()
+        short, rounds = short_name(name), int(checked[name].get("num-server-rounds", 1))
 
-        def score(points: Sequence[Point]) -> list[float | None]:
-            first = len(tried)
-            tried.extend(points)
-            numbered = enumerate(points, first)
-            groups = [plan(name, {**p, **held_out}, f"point-{i}") for i, p in numbered]
-            outcomes = sweep.carry_out(groups)
-            scores.extend(_score(short, outcome[short]) for outcome in outcomes)
-            return [_objective(each) for each in scores[first:]]
+        def score(attempts: Sequence[Attempt]) -> list[float | None]:
+            groups = []
+            for number, point, after in attempts:
+                settings = {**point, **held_out, "end-after": after}
+                if number in tried:
+                    settings["resume"] = str(output)
+                tried[number] = point
+                groups.append(plan(name, settings, f"point-{number}"))
+            # Processes cannot be started for no runs.
+            outcomes = sweep.carry_out(groups) if groups else []
+            found = zip(attempts, groups, outcomes, strict=True)
+            for (number, _, after), group, outcome in found:
+                summary = outcome[short]
+                if after and not isinstance(summary, SettingsError):
+                    scores[number] = _score_in(group, short, after)
+                else:
+                    scores[number] = _score(short, summary)
+            return [_objective(scores[attempt.number]) for attempt in attempts]
 
         seed = int(overrides.get("seed", defaults()["seed"]))
-        search(space, score, sweep.jobs, seed)
-        values = [_objective(each) for each in scores]
-        finite = {i: value for i, value in enumerate(values) if value is not None}
+        half_time = space.half_time(checked[name])
+        search(space, score, sweep.jobs, seed, rounds, half_time)
+        finite = dict[int, float]()
+        for i, each in scores.items():
+            value = _objective(each)
+            if value is not None and "pruned-after" not in each:
+                finite[i] = value
         why = f"a point that {name} can run; first failure: {scores[0].get('failed')}"
-        require(bool(finite), "grid", tried, why)
+        require(bool(finite), "grid", [*tried.values()], why)
         best = max(finite, key=lambda i: finite[i])
         (outcome,) = sweep.carry_out(
             [plan(name, {**tried[best], **whole}, f"test-{best}")]
         )
         if isinstance(test := outcome[short], SettingsError):
             raise test
+        # The number of rounds may be a setting of the grid.
+        own = {i: tried[i].get("num-server-rounds", rounds) for i in tried}
+        used = [int(each.get("pruned-after", own[i])) for i, each in scores.items()]
         return {
             "validation-fraction": fraction,
             "budget": len(tried),
-            "points": [
-                {"settings": point} | score
-                for point, score in zip(tried, scores, strict=True)
-            ],
+            "rounds": sum(used),
+            "points": [{"settings": tried[i]} | scores[i] for i in sorted(tried)],
             "picked": tried[best],
             "at-edge": space.edges(tried[best]),
             "test": test,
@@ -301,6 +322,22 @@ def tune(
         # Algorithms that were tuned earlier keep their entries.
         write_json(output / TUNED, {**read_object(output / TUNED), **tuned})
     return tuned
+
+
+def _score_in(group: RunGroup, algorithm: str, number: int) -> dict[str, Any]:
+    """Return the mean accuracy or loss of runs in a round, from their journals.
+
+    A resumed run may have gone on after that round. Without an evaluation in it, the
+    loss is NaN.
+    """
+    files = [Path(str(s["output"])) / algorithm / METRICS for s in group.settings]
+    rows = [row for file in files for row in read_rows(file) if row["round"] == number]
+    about: dict[str, Any] = {"pruned-after": number}
+    for name in ("accuracy", "loss"):
+        values = [row[name] for row in rows if row.get(name) is not None]
+        if values and len(values) == len(files):
+            return about | {name: fmean(values)}
+    return about | {"loss": math.nan}
 
 
 def _objective(score: Mapping[str, Any]) -> float | None:

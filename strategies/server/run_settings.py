@@ -70,7 +70,7 @@ class RunSettings(Checked):
         requirements of ``patience``.
     end_after : int, default 0
         Round after which the run ends with a checkpoint, although it has more rounds;
-        ``resume`` continues it. With 0 it has all rounds.
+        ``resume`` continues it. With 0 it has all rounds. `tune` uses it to prune.
     resume : str, default ""
         Results folder of the run to resume.
     tracker : str, default ""

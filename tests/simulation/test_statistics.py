@@ -1,5 +1,6 @@
 """Several seeds, tuning, validation sets and newcomers on the command line."""
 
+import json
 import math
 import subprocess
 import sys
@@ -230,6 +231,49 @@ def test_ranges_are_searched_with_the_same_budget_for_each_algorithm(tmp_path):
     # Another seed proposes other points.
     other = tuned_by(peak, tmp_path / "other", seed=1)["fedrep"]
     assert other["points"] != tuned["fedrep"]["points"]
+
+
+def test_points_below_the_median_at_half_time_are_pruned(tmp_path):
+    pytest.importorskip("optuna")
+
+    def run(name, settings):
+        summary = peak(name, settings)
+        place = Path(settings["output"], name)
+        place.mkdir(parents=True, exist_ok=True)
+        row = {"round": settings.get("end-after", 0), **summary}
+        (place / "metrics.jsonl").write_text(json.dumps(row))
+        return summary
+
+    text = "learning-rate=0.001..1 batch-size=10 head-epochs=1"
+    rounds = {"num-server-rounds": 21, "evaluate-every": 5}
+    entry = tuned_by(run, tmp_path, 15, text, **rounds)["local"]
+    complete = []
+    for point in entry["points"]:
+        below = len(complete) >= 5 and point["accuracy"] < np.median(complete)
+        assert point.get("pruned-after") == (10 if below else None)
+        complete += [] if below else [point["accuracy"]]
+    pruned = entry["budget"] - len(complete)
+    # No other point would fit into the budget, that of 15 points.
+    assert 14 * 21 < 21 * len(complete) + 10 * pruned == entry["rounds"] <= 15 * 21
+
+
+def test_a_pruned_search_trains_the_other_points_as_usual(tmp_path):
+    pytest.importorskip("optuna")
+    flags = ("--grid", "learning-rate=0.001..1", "--trials", "7")
+    more = {"rounds": 4, "evaluate_every": 2}
+    go(tmp_path, "tune", "fedper", *flags, **more)
+    points = json_of(tmp_path / "tune.json")["fedper"]["points"]
+    assert any("pruned-after" in point for point in points)
+    for i, point in enumerate(points):
+        rows = rows_of(tmp_path / "fedper" / f"point-{i}", "fedper")
+        assert rows[-1]["round"] == point.get("pruned-after", 4)
+    # A search that is resumed finds what there is.
+    go(tmp_path, "tune", "fedper", *flags, **more, resume=str(tmp_path))
+    assert json_of(tmp_path / "tune.json")["fedper"]["points"] == points
+    more |= {"evaluate_on": "validation", "validation_fraction": 0.2}
+    go(tmp_path / "alone", "fedper", **more, **points[0]["settings"])
+    summary = json_of(tmp_path / "alone" / "summary.json")["algorithms"]["fedper"]
+    assert summary["accuracy"] == points[0]["accuracy"]
 
 
 def test_interrupted_search_continues_as_if_it_had_not_been(tmp_path):
