@@ -5,6 +5,7 @@ import sys
 import pytest
 from deploy_commands import ROOT, command
 
+from flwr_frl.common.command_line import exit_code
 from flwr_frl.strategies import ALGORITHMS
 from flwr_frl.task import names
 from flwr_frl.task.models import MODELS
@@ -14,6 +15,15 @@ from flwr_frl.task.tasks import TASKS
 def test_the_listed_names_are_those_of_the_tasks_and_models():
     assert sorted(TASKS) == sorted(names.TASKS)
     assert MODELS.keys() == names.MODELS.keys()
+
+
+def test_a_closed_pipe_ends_the_command_without_error(nobody_reads):
+    def command() -> int:
+        print("a line")
+        return 0
+
+    with nobody_reads():
+        assert exit_code(command) == 0
 
 
 @pytest.mark.e2e

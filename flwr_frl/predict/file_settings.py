@@ -19,8 +19,6 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.task.names import GENERATED, IN_FOLDERS
 
-# Settings with an option on the command line; --run-config names all others.
-FLAGS = ("task", "algorithm", "data-dir")
 # Settings that a trained model does not need, and the values of withheld ones.
 UNUSED = {"cache-dir": "", "metrics": "", "partition": "iid"}
 
@@ -64,9 +62,7 @@ def separate(
 def need(withheld: Mapping[str, Any], names: Iterable[str]) -> None:
     """Raise `SettingsError` if one of these settings is withheld."""
     for name in sorted(withheld.keys() & {*names}):
-        option = f"--{name}" if name in FLAGS else f"--run-config '{name}=...'"
-        python = f"{name.replace('-', '_')}=... in Python"
-        allowed = f"you to name it, too, by {option} or {python}"
+        allowed = f"you to name it, too, by {name.replace('-', '_')}=..."
         require(False, name, withheld[name], allowed)
 
 

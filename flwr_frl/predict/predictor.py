@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from itertools import compress
+from itertools import chain, compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +16,7 @@ from torch import Tensor
 
 from flwr_frl.clients.device.card import CARD, card_of, read_card, read_json
 from flwr_frl.common.files import write_atomically
-from flwr_frl.common.settings import (
-    SettingsError,
-    printable,
-    reading,
-    reason_of,
-    require,
-)
+from flwr_frl.common.settings import SettingsError, reading, reason_of, require
 from flwr_frl.task.base import Task
 from flwr_frl.task.conformal import PredictionSets
 from flwr_frl.task.data.datasets import IMAGE_SUFFIXES
@@ -109,7 +103,7 @@ class Predictor:
         """
         several = list(self._inputs_of(inputs))
         require(len(several) > 0, "inputs", inputs, "one or more")
-        parts = [prediction for _, prediction in self._batches(several)]
+        parts = list(self._batches(several))
         classes = [name for part in parts for name in part.classes]
         return Prediction(classes, np.concatenate([part.outputs for part in parts]))
 
@@ -176,50 +170,11 @@ class Predictor:
         listed = [inputs] if isinstance(inputs, str | os.PathLike) else inputs
         if not all(isinstance(each, str | os.PathLike) for each in listed):
             return [(f"input {i}", row) for i, row in enumerate(self._rows(inputs))]
-        if isinstance(self.task, ImageTask | TableTask):
-            return self._lines_of(listed)
+        if isinstance(self.task, TableTask):
+            return chain.from_iterable(map(self.task.rows, files_in(listed)))
+        if isinstance(self.task, ImageTask):
+            return [(str(path), str(path)) for path in files_in(listed)]
         return [(repr(text), text) for text in map(os.fspath, listed)]
-
-    def rows(self, paths: Sequence[FilePath]) -> Iterator[tuple[str, ...]]:
-        """Yield the predictions for images, rows of tables or nonempty lines of text.
-
-        Parameters
-        ----------
-        paths : sequence of paths
-            Images, folders of images, tables with a header, or text files whose lines
-            the task reads.
-
-        Yields
-        ------
-        input, class name, probability
-            A tuple of text for each image or line. Without classes, it contains the
-            input and the outputs. Last comes the prediction set, such as
-            ``{ant, bee}``, or an interval for each output, if there are any.
-
-        Raises
-        ------
-        SettingsError
-            If a file has no lines, or its content does not fit the model.
-        """
-        for places, prediction in self._batches(list(self._lines_of(paths))):
-            classes, outputs = prediction
-            regions = self._regions(prediction)
-            for i, place in enumerate(places):
-                if classes:
-                    cells = [printable(classes[i]), f"{outputs[i].max():.4f}"]
-                else:
-                    cells = [f"{value:.6g}" for value in outputs[i].flatten()]
-                yield place, *cells, *regions[i]
-
-    def _regions(self, prediction: Prediction) -> list[list[str]]:
-        """Return the prediction set, or the intervals, of each input as text."""
-        if self.calibrated is None:
-            return [[] for _ in prediction.outputs]
-        if self.classes:
-            sets = self.sets(prediction)
-            return [[f"{{{', '.join(map(printable, each))}}}"] for each in sets]
-        rows = self.intervals(prediction).reshape(len(prediction.outputs), -1, 2)
-        return [[f"[{low:.6g}, {high:.6g}]" for low, high in row] for row in rows]
 
     def export(self, path: FilePath) -> None:
         """Write the model to one ``.safetensors`` file, for `load_model`.
@@ -246,24 +201,6 @@ class Predictor:
             about[SETS] = json.dumps(asdict(self.calibrated))
         write_atomically(Path(path), pack_model(arrays, about))
 
-    def _lines_of(
-        self, paths: Sequence[FilePath]
-    ) -> Iterator[tuple[str, str | Tensor]]:
-        """Yield each place in files with an input, or the text for ``task.read``."""
-        for path in files_in(paths):
-            if isinstance(self.task, TableTask):
-                yield from self.task.rows(path)
-            elif isinstance(self.task, ImageTask):
-                yield str(path), str(path)
-            else:
-                with unusable(repr(str(path))):
-                    lines = path.read_text(encoding="utf-8-sig").split("\n")
-                    if not any(map(str.strip, lines)):
-                        raise ValueError("it has no lines")
-                for number, line in enumerate(lines, 1):
-                    if line.strip():
-                        yield f"{path}:{number}", line
-
     def _rows(self, inputs: Any) -> Tensor:
         """Return an array, or nested lists, as the model takes it."""
         with unusable("inputs"):
@@ -282,8 +219,8 @@ class Predictor:
 
     def _batches(
         self, inputs: Sequence[tuple[str, str | Tensor]]
-    ) -> Iterator[tuple[tuple[str, ...], Prediction]]:
-        """Yield places and predictions of inputs, each with its place."""
+    ) -> Iterator[Prediction]:
+        """Yield the predictions for inputs, each with its place."""
         # Texts may differ in length.
         size = BATCH_SIZE if isinstance(self.task, ImageTask | TableTask) else 1
         for start in range(0, len(inputs), size):
@@ -299,7 +236,7 @@ class Predictor:
                 with unusable(place):
                     if not row.isfinite().all():
                         raise ValueError("the model's output is not finite")
-            yield places, self._prediction(outputs)
+            yield self._prediction(outputs)
 
     def _prediction(self, outputs: Tensor) -> Prediction:
         names = self.classes
@@ -338,7 +275,7 @@ def load_model(path: FilePath) -> Predictor:
     with reading(path, "model"):
         metadata, arrays = read_safetensors(path)
     valid = metadata.get("format") == FORMAT and CARD in metadata
-    require(valid, "model", str(path), "a file that --export has written")
+    require(valid, "model", str(path), "a file that Predictor.export has written")
     task = read_card(metadata[CARD]).task()
     check_size(task, arrays)
     model = new_model(task)

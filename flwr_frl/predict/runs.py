@@ -494,7 +494,7 @@ def personalize(
     heads = {name.rpartition("/")[2] for name in run.heads}
     alone = [client._group_of(task, name) for name in client.received if name in heads]
     groups = (*deployed_groups(run.kind), *alone)
-    allowed = "one with personal parameters; else use flwr_frl.predict --data-dir"
+    allowed = "one with personal parameters; else use load_run with data_dir"
     require(len(groups) > 0, "algorithm", algorithm, allowed)
     run.prepare(client, client_name, directory)
     client.personalize()

@@ -48,7 +48,7 @@ class RunSettings(Checked):
     new_clients : int, default 0
         Number of simulated clients, drawn by the seed, that take no part in the
         training. After the last round each of them trains its personal part, such as a
-        head, on its data. On devices use ``python -m flwr_frl.predict --personalize``.
+        head, on its data. On devices use `flwr_frl.predict.personalize`.
     names_by_key : bool, default False
         Whether a client's name belongs to the key of the SuperNode that first used it,
         in a run and in runs that resume it. Requires a SuperLink with

@@ -33,14 +33,6 @@ def test_personal_heads_beat_one_model_for_all_greenhouses(own_tasks):
 
 
 @pytest.mark.e2e
-def test_the_table_s_model_predicts_from_a_row(own_tasks):
-    line = (own_tasks / "run: predict.out").read_text().splitlines()[-1]
-    place, value = line.split("\t")
-    assert place == "now.csv:1"
-    assert abs(float(value)) < 5
-
-
-@pytest.mark.e2e
 def test_a_custom_model_learns_built_in_data(own_tasks):
     home = own_tasks / "digits-results"
     config = json.loads((home / "summary.json").read_text())["config"]

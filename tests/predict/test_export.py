@@ -1,6 +1,5 @@
 """Exported models, and predictions with a loaded one."""
 
-import csv
 import random
 
 import animals
@@ -14,7 +13,6 @@ from refusals import assert_says, code_of
 
 from flwr_frl.clients.device.card import ImageCard
 from flwr_frl.predict import Predictor, load_model, load_run
-from flwr_frl.predict.__main__ import main
 from flwr_frl.running import run
 from flwr_frl.task.models.weights import load_weights
 
@@ -88,7 +86,7 @@ def test_every_damaged_model_is_refused(model):
     assert_says(line, load_weights, predictor.model, str(path), "mlp")
 
 
-def test_a_loaded_model_classifies_files_and_pixels(model, photos, capsys):
+def test_a_loaded_model_classifies_files_and_pixels(model, photos):
     path, predictor = model
     predict = load_model(path)
     assert predict.classes == CLASSES
@@ -106,13 +104,6 @@ def test_a_loaded_model_classifies_files_and_pixels(model, photos, capsys):
     pixels = predict(np.tile(small[..., None], (75, 1, 1, 1)))
     np.testing.assert_allclose(pixels.outputs[-2:], expected[:2], atol=1e-6)
     assert len(pixels.classes) == 150
-    # The command prints the same as a table.
-    assert main([str(photos), "--model", str(path)]) == 0
-    rows = list(csv.reader(capsys.readouterr().out.splitlines(), delimiter="\t"))
-    names = ["0.png", "1.png", "2, large.png", "more/3.png"]
-    assert [row[0] for row in rows] == [str(photos / name) for name in names]
-    assert [row[1] for row in rows] == classes
-    assert [float(r[2]) for r in rows] == pytest.approx(probabilities.max(1), abs=5e-5)
 
 
 def test_unsuitable_images_are_a_one_line_error(model):

@@ -5,13 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import one_error
-from refusals import code_of
+from refusals import assert_says, code_of
 from safetensors.torch import load_file
 
 from flwr_frl import simulate
-from flwr_frl.predict import load_run
-from flwr_frl.predict.__main__ import main
+from flwr_frl.predict import load_run, personalize
 from flwr_frl.task.tasks import build_task
 
 TABLE = """
@@ -39,8 +37,7 @@ def own(write_module):
 
 @pytest.fixture
 def table(own, tmp_path):
-    """A directory with a FedRep run on the custom task, and a file of rows."""
-    (tmp_path / "rows.csv").write_text("1.0,2.0\n\n-3.0, 0.5\n")
+    """A directory with a FedRep run on the custom task."""
     more = {"backend": "inline", "output": str(tmp_path / "results"), "fraction": 1.0}
     simulate("fedrep", task=own, clients=3, rounds=2, checkpoint_every=1, **more)
     return tmp_path
@@ -54,19 +51,10 @@ def by_hand(run: Path, client: str) -> np.ndarray:
     return ROWS @ b.numpy().T @ head["head.weight"].numpy().T + bias
 
 
-def test_table_rows_are_predicted_with_each_client_s_head(table, own, capsys):
-    capsys.readouterr()
-    run, rows = table / "results" / "fedrep", str(table / "rows.csv")
+def test_table_rows_are_predicted_with_each_client_s_head(table, own):
+    run = table / "results" / "fedrep"
     for client in ("000000", "000002"):
-        arguments = ["--checkpoint", str(run), "--task", own, "--client-name", client]
-        assert main([rows, *arguments]) == 0
-        lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-        assert [place for place, _ in lines] == [f"{rows}:1", f"{rows}:3"]
         expected = by_hand(run, client)
-        assert [float(value) for _, value in lines] == pytest.approx(
-            expected[:, 0], rel=1e-4
-        )
-        # The same from Python, with lines and with arrays
         predictor = load_run(run, client, task=own)
         for inputs in (["1.0,2.0", "-3.0,0.5"], ROWS):
             np.testing.assert_allclose(predictor(inputs).outputs, expected, rtol=1e-5)
@@ -113,36 +101,28 @@ def test_a_stranger_must_name_a_custom_partition(tmp_path, write_module, strange
 @pytest.mark.parametrize(
     ("text", "line"),
     [
-        ("1,2\n1,2,3\n", "x.csv:2 cannot be predicted from: "),
-        ("\n \n", "x.csv' cannot be predicted from: it has no lines"),
-        ("nan,2\n", "x.csv:1 cannot be predicted from: the model's output is not"),
-        ("a,b\n", "x.csv:1 cannot be predicted from: could not convert string to"),
-        (b"\xff\xfe", "x.csv' cannot be predicted from: 'utf-8' codec"),
+        ("1,2,3", "'1,2,3' cannot be predicted from: "),
+        ("nan,2", "'nan,2' cannot be predicted from: the model's output is not"),
+        ("a,b", "'a,b' cannot be predicted from: could not convert string to"),
     ],
 )
-def test_an_invalid_line_gives_a_one_line_error(table, own, capsys, text, line):
-    path = table / "x.csv"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    checkpoint = ["--checkpoint", str(table / "results" / "fedrep"), "--task", own]
-    assert main([str(path), *checkpoint, "--client-name", "000000"]) == 2
-    assert line in one_error(capsys.readouterr().err)
+def test_an_invalid_line_is_named_in_the_error(table, own, text, line):
+    predictor = load_run(table / "results" / "fedrep", "000000", task=own)
+    assert_says(line, predictor, text)
 
 
-def test_a_stranger_must_name_a_custom_task(table, own, tmp_path, capsys, stranger):
+def test_a_stranger_must_name_a_custom_task(table, own, tmp_path, stranger):
     stranger()
     (tmp_path / "mine").write_text("2")
     run = table / "results" / "fedrep"
-    arguments = ["--personalize", "--checkpoint", str(run)]
-    arguments += ["--client-name", "late", "--data-dir", str(tmp_path)]
-    assert main(arguments) == 2
-    assert "task is" in one_error(capsys.readouterr().err)
-    assert main([*arguments, "--task", own]) == 0
+    assert code_of(personalize, run, tmp_path, "late") == "task"
+    personalize(run, tmp_path, "late", task=own)
     predictor = load_run(run, "late", data_dir=tmp_path, task=own)
     np.testing.assert_allclose(predictor(ROWS).outputs, by_hand(run, "late"), rtol=1e-4)
 
 
 @pytest.mark.parametrize("suffix", ["txt", "csv"])
-def test_lines_of_text_are_predicted(tmp_path, capsys, suffix):
+def test_lines_of_text_are_predicted(tmp_path, suffix):
     lines = {
         "txt": "abcabcabcabc" * 4,
         "csv": "label,text\n" + "größer,it rises\nC:\\x,it falls\n" * 10,
@@ -153,13 +133,9 @@ def test_lines_of_text_are_predicted(tmp_path, capsys, suffix):
     more |= {"sequence_length": 3, "lstm_width": 8, "learning_rate": 0.5}
     more |= {"momentum": 0.9, "representation_epochs": 5, "fraction": 1.0}
     simulate("fedavg", "inline", output=str(tmp_path / "results"), **more)
-    asked = {"txt": "xxab\nbc\n", "csv": "it rises\nit falls\t \n"}
+    asked = {"txt": ["xxab", "bc"], "csv": ["it rises", "it falls\t "]}
     expected = {"txt": ["c", "a"], "csv": ["größer", "C:\\x"]}
-    (tmp_path / "asked").write_text(asked[suffix])
-    checkpoint = ["--checkpoint", str(tmp_path / "results" / "fedavg")]
-    checkpoint += ["--data-dir", str(tmp_path)]
-    capsys.readouterr()
-    assert main([str(tmp_path / "asked"), *checkpoint]) == 0
-    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
-    assert [name for _, name, _ in rows] == expected[suffix]
-    assert all(0.5 < float(probability) <= 1 for *_, probability in rows)
+    predictor = load_run(tmp_path / "results" / "fedavg", data_dir=tmp_path)
+    classes, probabilities = predictor(asked[suffix])
+    assert classes == expected[suffix]
+    assert (probabilities.max(1) > 0.5).all()

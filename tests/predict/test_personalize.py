@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from animals import train_on
 from client_messages import new_context
-from command_line import one_error
 from disks import full
 from PIL import Image
 from refusals import assert_says, code_of
@@ -16,9 +15,8 @@ from safetensors.numpy import load_file
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.messages import FROZEN_DIGEST
-from flwr_frl.common.settings import resolve
+from flwr_frl.common.settings import TrainingDivergedError, resolve
 from flwr_frl.predict import load_run, personalize
-from flwr_frl.predict.__main__ import main
 
 BRIGHTNESS = np.array([30, 110, 200])
 
@@ -123,28 +121,18 @@ def test_the_representation_is_unchanged_and_the_head_is_fitted(
 
 # The models of two of them depend on the device's data.
 @pytest.mark.parametrize("algorithm", ["fedrep", "pfedfda", "fedala"])
-def test_the_command_fits_and_predicts(root, tmp_path, late, capsys, algorithm):
-    checkpoint, bright = train(root, algorithm), str(tmp_path / "bright.png")
+def test_a_fitted_model_predicts(root, tmp_path, late, algorithm):
+    checkpoint, bright = train(root, algorithm), tmp_path / "bright.png"
     Image.new("L", (8, 8), int(BRIGHTNESS[2])).save(bright)
-    options = ["--checkpoint", str(checkpoint), "--data-dir", str(late)]
-    options += ["--client-name", "late", "--state-dir", str(tmp_path)]
-    capsys.readouterr()
-    assert main([*options, "--personalize"]) == 0
-    assert capsys.readouterr().out.startswith("fitted on 30 examples: test loss ")
-    assert main([bright, *options]) == 0
-    predicted = capsys.readouterr().out
-    assert predicted.split("\t")[1] == "2"
-    assert main([bright, *options, "--personalize"]) == 0
-    assert capsys.readouterr().out.endswith("\n" + predicted)
+    assert personalize(checkpoint, late, "late", tmp_path).num_examples == 30
+    predictor = load_run(checkpoint, "late", tmp_path, data_dir=late)
+    assert predictor(bright).classes == ["2"]
 
 
-def test_bad_input_gives_a_one_line_error(fedrep, root, tmp_path, late, capsys):
+def test_bad_input_gives_a_one_line_error(fedrep, root, tmp_path, late):
     others = write(tmp_path / "others", 2)
     fedavg, flute = train(root, "fedavg"), train(root, "flute")
     dpsgd, apple = train(root, "dpsgd", graph="complete"), train(root, "apple")
-    still = {"head-epochs": 0, "representation-epochs": 0, "learning-rate": 1e30}
-    diverging = train(root, "fedper", **still)
-    capsys.readouterr()
     for checkpoint, folder, name, line in (
         (fedrep, late, "pi-1", "client-name is 'pi-1'"),
         (fedrep, late, "", "client-name is ''"),
@@ -157,18 +145,15 @@ def test_bad_input_gives_a_one_line_error(fedrep, root, tmp_path, late, capsys):
         (fedrep, "~nobody-here/images", "late", "data-dir is"),
         (fedrep, "", "late", "data-dir is"),
         (tmp_path / "no", late, "late", "checkpoint is"),
-        (diverging, late, "late", "loss"),
+        ("", late, "late", "checkpoint is ''"),
     ):
-        arguments = ["--checkpoint", str(checkpoint), "--data-dir", str(folder)]
-        arguments += ["--client-name", name, "--state-dir", str(tmp_path / "state")]
-        arguments += ["--personalize"]
-        assert main(arguments) == 2
-        out, err = capsys.readouterr()
-        assert out == ""
-        assert line in one_error(err)
+        state = tmp_path / "state"
+        assert_says(line, personalize, checkpoint, folder, name, state)
+    still = {"head-epochs": 0, "representation-epochs": 0, "learning-rate": 1e30}
+    diverging = train(root, "fedper", **still)
+    with pytest.raises(TrainingDivergedError):
+        personalize(diverging, late, "late", tmp_path / "state")
     assert not (tmp_path / "state").exists()
-    assert main(["--data-dir", str(late), "--personalize"]) == 2
-    assert "checkpoint is ''" in one_error(capsys.readouterr().err)
 
 
 def test_a_client_name_cannot_leave_the_state_folder(fedrep, tmp_path, late):

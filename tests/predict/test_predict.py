@@ -11,7 +11,6 @@ from safetensors.numpy import load_file
 from small_models import same_bits
 
 from flwr_frl.predict import load_model, load_run
-from flwr_frl.predict.__main__ import main
 from flwr_frl.running import run
 
 ALGORITHMS = ("fedrep", "flute", "fedavg", "lg-fedavg", "local", "srpfl-flute")
@@ -85,13 +84,6 @@ def test_prediction_uses_the_newest_head_of_earlier_runs(devices, tmp_path):
     model = of_device(root, "anna").model
     expected = load_file(newest)["head.weight"]
     np.testing.assert_array_equal(model.head.weight.detach(), expected)
-
-
-def test_a_closed_pipe_ends_the_command_without_error(devices, folders, nobody_reads):
-    run = ["--checkpoint", str(devices / "results" / "fedrep"), "--client-name", "bob"]
-    run += ["--state-dir", str(devices / "bob")]
-    with nobody_reads():
-        assert main([str(folders / "bob" / "test" / "cat"), *run]) == 0
 
 
 def test_colours_are_removed_if_the_training_images_are_grey(tmp_path):

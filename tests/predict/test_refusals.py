@@ -1,4 +1,4 @@
-"""Invalid input of the prediction command gives a one-line error."""
+"""Invalid input of predictions gives a one-line error."""
 
 import json
 import shutil
@@ -6,13 +6,11 @@ import shutil
 import pytest
 import torch
 from animals import of_device, settings_of, write_images
-from command_line import one_error
 from refusals import assert_says, code_of
 from safetensors.torch import load_file, save_file
 
 from flwr_frl.common.sealed import seal
-from flwr_frl.predict import load_run
-from flwr_frl.predict.__main__ import main
+from flwr_frl.predict import load_model, load_run
 from flwr_frl.running import run
 from flwr_frl.task.models.weights import pack_model, read_safetensors
 
@@ -53,46 +51,51 @@ def broken(devices, tmp_path):
     return root
 
 
-RUN = ["--checkpoint", "{root}/results/fedrep"]
-ANNA = [*RUN, "--client-name", "anna", "--state-dir", "{root}/anna"]
-IMAGE = "{folders}/anna/test/ant/0.png"
-BAD_INPUT = [
-    ([IMAGE], "checkpoint is ''; expected the folder of a run, DIR/ALGORITHM"),
-    (ANNA, "files is []; expected one or more, or --export FILE"),
-    (["{root}/nothing.png", *ANNA], "file is '{root}/nothing.png'; expected one that"),
-    (["{root}/bob", *ANNA], "folder is '{root}/bob'; expected one with images"),
-    (["x" * 400, *ANNA], "file is 'xxx"),
-    (["{root}/text.png", *ANNA], "{root}/text.png cannot be predicted from: "),
-    ([IMAGE, "--model", "{root}/no"], "'{root}/no' cannot be read"),
-    ([IMAGE, "--model", "{root}/text.safetensors"], "text.safetensors' cannot be read"),
-    ([IMAGE, "--model", "{root}/other.safetensors"], "a file that --export has writ"),
-    ([IMAGE, "--model", "{root}/cut.safetensors"], "array 'head.bias' is None"),
-    ([IMAGE, "--model", "{root}/wide.safetensors"], "array 'head.bias' is (4,)"),
-    ([IMAGE, "--model", "{root}/nameless.safetensors"], "model is damaged"),
-    ([IMAGE, "--checkpoint", "x" * 400], "checkpoint is 'xxx"),
-    ([IMAGE, "--checkpoint", "{root}/nb/fedrep"], "DIR/seed-SEED/ALGORITHM"),
-    ([IMAGE, "--checkpoint", "{root}/empty"], "it has no checksum; expected a"),
-    ([IMAGE, "--checkpoint", "{root}/flipped", *ANNA[2:]], "its checksum is wrong"),
-    ([IMAGE, *RUN], "unknown client ''; known: anna, bob"),
-    ([IMAGE, *RUN, "--client-name", "ann"], "'ann'; did you mean 'anna'"),
-    ([IMAGE, *RUN, "--client-name", "anna"], "clients/anna'; expected the folder"),
-    (
-        [IMAGE, *RUN, "--client-name", "bob", "--state-dir", "{root}/bob"],
-        "cannot be read: ChecksumError: its checksum is wrong",
-    ),
-    ([*ANNA, "--export", "{root}/text.png/m.safetensors"], "{root}/text.png'"),
-    ([IMAGE, *ANNA, "--modell", "x"], "unrecognized arguments: --modell x"),
-    ([IMAGE, *ANNA, "--run-config", "a=["], "--run-config 'a=[' cannot be read"),
+RUN = "{root}/results/fedrep"
+RUNS = [
+    (("",), "checkpoint is ''; expected the folder of a run, DIR/ALGORITHM"),
+    (("x" * 400,), "checkpoint is 'xxx"),
+    (("{root}/nb/fedrep",), "DIR/seed-SEED/ALGORITHM"),
+    (("{root}/empty",), "it has no checksum; expected a"),
+    (("{root}/flipped", "anna", "{root}/anna"), "its checksum is wrong"),
+    ((RUN,), "unknown client ''; known: anna, bob"),
+    ((RUN, "ann"), "'ann'; did you mean 'anna'"),
+    ((RUN, "anna"), "clients/anna'; expected the folder"),
+    ((RUN, "bob", "{root}/bob"), "cannot be read: ChecksumError: its checksum is wr"),
 ]
 
 
-@pytest.mark.parametrize(("arguments", "message"), BAD_INPUT)
-def test_bad_input_gives_a_one_line_error(arguments, message, broken, folders, capsys):
-    places = {"root": broken, "folders": folders}
-    assert main([argument.format(**places) for argument in arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message.format(**places) in one_error(err)
+@pytest.mark.parametrize(("arguments", "message"), RUNS)
+def test_a_run_that_cannot_be_loaded(arguments, message, broken):
+    assert_says(message, load_run, *(text.format(root=broken) for text in arguments))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no", "no' cannot be read"),
+        ("text.safetensors", "text.safetensors' cannot be read"),
+        ("other.safetensors", "a file that Predictor.export has writ"),
+        ("cut.safetensors", "array 'head.bias' is None"),
+        ("wide.safetensors", "array 'head.bias' is (4,)"),
+        ("nameless.safetensors", "model is damaged"),
+    ],
+)
+def test_a_model_that_cannot_be_loaded(name, message, broken):
+    assert_says(message, load_model, broken / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing.png", "nothing.png'; expected one that"),
+        ("bob", "bob'; expected one with images"),
+        ("x" * 400, "file is '"),
+        ("text.png", "text.png cannot be predicted from: "),
+    ],
+)
+def test_files_that_cannot_be_predicted(name, message, broken):
+    assert_says(message, of_device(broken, "anna"), f"{broken}/{name}")
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from animals import settings_of, write_images
-from command_line import one_error
 from refusals import assert_says, code_of
 from safetensors.numpy import load_file, save_file
 
@@ -18,7 +17,6 @@ from flwr_frl.common.checkpoint import Content, pack, read
 from flwr_frl.common.sealed import seal
 from flwr_frl.common.settings import defaults, facts
 from flwr_frl.predict import load_model, load_run, personalize
-from flwr_frl.predict.__main__ import main as predict_main
 from flwr_frl.predict.file_settings import separate
 from flwr_frl.task.models.weights import FORMAT, pack_model
 
@@ -74,15 +72,11 @@ def checkpoint(path: Path, settings, arrays=None, run="x") -> Path:
     return path
 
 
-def refused(capsys, main, *arguments) -> str:
-    """Return the one-line error of a command, which must fail within 20 seconds."""
-    capsys.readouterr()
+def assert_refused(line, function, *arguments) -> None:
+    """Check the one-line error of a function, which must fail within 20 seconds."""
     began = time.monotonic()
-    assert main([str(argument) for argument in arguments]) == 2
+    assert_says(line, function, *arguments)
     assert time.monotonic() - began < 20
-    out, err = capsys.readouterr()
-    assert out == ""
-    return one_error(err)
 
 
 @pytest.fixture
@@ -132,7 +126,7 @@ FILES = [
 
 @pytest.mark.parametrize(("settings", "line"), FILES)
 def test_what_only_a_file_names_is_not_used(
-    settings, line, payload, private, own, tmp_path, capsys, events
+    settings, line, payload, private, own, tmp_path, events
 ):
     module, marker = payload
     places = {"module": module, "private": private, "planted": tmp_path / "planted"}
@@ -140,13 +134,11 @@ def test_what_only_a_file_names_is_not_used(
         name: value.format(**places) if isinstance(value, str) else value
         for name, value in {"algorithm": "fedavg", **settings}.items()
     }
-    path, out = checkpoint(tmp_path / "file", given), tmp_path / "out.safetensors"
-    assert line in refused(capsys, predict_main, "--checkpoint", path, "--export", out)
+    path = checkpoint(tmp_path / "file", given)
+    assert_refused(line, load_run, path)
     if line in ("algorithm is", "task is", "srpfl-base is"):
         # It fails even with a folder of data, which would make downloads unnecessary.
-        arguments = ["--personalize", "--checkpoint", path, "--data-dir", own]
-        arguments += ["--client-name", "late"]
-        assert line in refused(capsys, predict_main, *arguments)
+        assert_refused(line, personalize, path, own, "late")
     assert not marker.exists()
     assert not (tmp_path / "planted").exists()
     # No private file is read, and no host is contacted.
@@ -256,10 +248,8 @@ def test_code_that_the_user_also_names_is_used(payload, tmp_path, stranger):
     assert code_of(load_run, tmp_path / "X") == "algorithm"
     named = {"algorithm": f"{module}:X"}
     assert load_run(tmp_path / "X", **named).classes == tuple("0123456789")
-    arguments = ["--checkpoint", str(tmp_path / "srpfl"), "--client-name", "000001"]
-    arguments += ["--export", str(tmp_path / "out.safetensors")]
-    assert predict_main([*arguments, "--run-config", f'srpfl-base="{base}"']) == 0
-    assert load_model(tmp_path / "out.safetensors").classes == tuple("0123456789")
+    predictor = load_run(tmp_path / "srpfl", "000001", srpfl_base=base)
+    assert predictor.classes == tuple("0123456789")
     assert_says("unknown setting 'base'", load_run, tmp_path / "X", **named, base=base)
 
 

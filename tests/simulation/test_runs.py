@@ -11,7 +11,6 @@ from PIL import Image
 from flwr_frl import cli, compare, running
 from flwr_frl.cli import parse
 from flwr_frl.common.settings import defaults
-from flwr_frl.predict.__main__ import parse as parse_predict
 from flwr_frl.results.comparison import PER_RUN, write_figures
 
 
@@ -124,8 +123,6 @@ def test_options_that_are_given_twice_are_combined(tmp_path):
     namespace, parsed = parse(["tune", "fedrep", *each, *grid])
     assert parsed == {"batch-size": 20, "momentum": 0.5, "resume": "results"}
     assert namespace.grid == ["momentum=0,0.9", "batch-size=5,10"]
-    _, named = parse_predict([*each[:2], *each[4:]])
-    assert named == {"batch-size": 20, "resume": "results"}
 
 
 def test_a_command_restores_the_level_of_flower_s_logger(tmp_path, caplog):
