@@ -1,11 +1,9 @@
 """Look up an algorithm's client class, and resolve the settings of a client."""
 
-from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
-from flwr.common import log
 
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.setup import (
@@ -37,12 +35,6 @@ from flwr_frl.common.text import short_name
 from flwr_frl.strategies.algorithms import settings_owners
 from flwr_frl.task.tasks import task_key, task_maker
 from flwr_frl.task.training.trainer import TrainerSettings
-
-# Settings of Flower's templates and examples under their names here.
-SPELLINGS = {
-    **dict.fromkeys(("local-epochs", "epochs"), "representation-epochs"),
-    "lr": "learning-rate",
-}
 
 
 def load_client(path: str) -> type[Client]:
@@ -162,8 +154,6 @@ def _node_setup(run: Resolved, config: tuple[tuple[str, Any], ...]) -> Setup:
 @run_cache(maxsize=16)
 def _resolved(run: tuple[tuple[str, Setting], ...], strict: bool) -> Resolved:
     given = dict(run)
-    for name in () if strict else SPELLINGS.keys() & given.keys():
-        log(WARNING, "%s is not read; the setting is %s", name, SPELLINGS[name])
     # An app with a custom task may also list settings of its own algorithms.
     return resolve(given, owners, strict and not is_path(given.get("task", "")))
 

@@ -39,8 +39,8 @@ CIFAR100 = ((0.507, 0.487, 0.441), (0.267, 0.256, 0.276))
 HANDWRITTEN = ("digits", "mnist", "emnist", "femnist")
 # Number of images that decide whether a data set is grey.
 INSPECTED = 64
-# The CNNs for CIFAR need images of at least SMALL pixels, and are slow above LARGE.
-SMALL, LARGE = 16, 64
+# The CNNs for CIFAR need images of at least SMALL pixels.
+SMALL = 16
 # A client's images are copied into memory up to this size in bytes; larger sets are
 # read from the memory-mapped file batch by batch.
 COPIED = 8 * 2**20
@@ -186,13 +186,6 @@ class ImageTask(PartitionedTask):
         # Small images need a small model.
         usual = "cifar10-cnn" if min(height, width) >= SMALL else "digits-cnn"
         self.model_name = settings.model or DEFAULT_MODELS.get(name, usual)
-        is_custom = type(self).initial_model is not ImageTask.initial_model
-        if max(height, width) > LARGE and not settings.model and not is_custom:
-            self.notes += (
-                f"images of {width} x {height} are large for the default model "
-                f"{self.model_name}, and rounds take long: set image-size=32, or "
-                "a model such as resnet18",
-            )
         if channels == 1 and self.model_name not in MODELS:
             self.notes += (
                 f"grey images become RGB, as {self.model_name} takes no others",

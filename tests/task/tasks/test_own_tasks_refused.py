@@ -3,7 +3,6 @@
 import math
 import random
 from copy import deepcopy
-from functools import partial
 
 import numpy as np
 import pytest
@@ -114,7 +113,6 @@ def headed(head: str, **net) -> dict:
 NET, SPLIT, LAYER = Net(), model(), nn.Linear(3, 8)
 CLASSES, ROWS, ZEROS = torch.tensor([0, 1]), torch.ones(80, 3), torch.zeros(80).long()
 LARGE = torch.tensor([1] * 77 + [7, 0, 9])
-UNLABELLED = one(ROWS, torch.tensor([1] * 79 + [-100]))
 HOLES = torch.tensor([[0.0]] * 4 + [[math.nan]] + [[0.0]] * 75)
 # Targets that lack the shape (n, 1) of the model's outputs
 NUMBERS = one(torch.ones(4, 3), torch.arange(4.0))
@@ -126,8 +124,6 @@ CHECKED = [
     ({"train": one(torch.ones(2, 5), CLASSES)}, "(2, 5))"),
     ({"train": one(ROWS[:2], CLASSES * 7)}, "train examples of client 0: "),
     ({"train": one(ROWS, LARGE)}, "the target of row 77 is 7"),
-    ({"train": one(ROWS[:2], CLASSES * 101 - 100)}, "all targets of row 0 are -100"),
-    ({"train": UNLABELLED, "loss": partial(cross_entropy)}, "of row 79 are -100"),
     ({"test": one(ROWS[:2], CLASSES * 7)}, "test examples of client 0: "),
     ({"train": one(late(math.nan), ZEROS)}, "inputs of row 78"),
     (
