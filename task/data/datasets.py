@@ -22,7 +22,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
@@ -57,8 +56,6 @@ ABOUT = "about.json"
 TEXTS = ("classes", "clients", "notes", "columns", "series")
 # Larger integers are probably not classes.
 MAX_CLASSES = 100_000
-# An image that is not decoded yet: its name in messages, and a function that opens it.
-ImageFile = tuple[str, "Callable[[], Image]"]
 
 # Version of decoded images; a change invalidates those in the cache.
 FORM = "/4"
@@ -79,7 +76,7 @@ LAYOUT = "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
 EmnistSplit = Literal["balanced", "letters", "digits", "mnist", "byclass", "bymerge"]
 # The tasks with which the settings of EMNIST and of image folders have no effect.
 NOT_EMNIST = {"task": tuple(name for name in TASKS if name != "emnist")}
-NO_FOLDER = {"task": ("digits", "arrays", "linear-table", *DOWNLOADED)}
+NO_FOLDER = {"task": ("digits", "arrays", "table", "linear-table", *DOWNLOADED)}
 
 
 @dataclass(frozen=True)
@@ -193,13 +190,13 @@ def upright(image: "Image") -> "Image":
     return image
 
 
-def pixels_of(image: "Image", channels: int, size: tuple[int, int]) -> Pixels:
-    """Return the pixels of an image, upright, resized and converted.
+def read_image(path: Path, channels: int, size: tuple[int, int]) -> Pixels:
+    """Return the pixels of an image file, upright, resized and converted.
 
     Parameters
     ----------
-    image : PIL.Image.Image
-        The image. Images of 16 bits are reduced to their upper 8.
+    path : Path
+        The file. Images of 16 bits are reduced to their upper 8.
     channels : {1, 3}
         Grey or RGB.
     size : tuple of int
@@ -213,44 +210,40 @@ def pixels_of(image: "Image", channels: int, size: tuple[int, int]) -> Pixels:
     Raises
     ------
     ValueError
-        If pixels have 32 bits: their range is unknown.
+        If pixels have 32 bits: their range is unknown. Damaged files raise nearly any
+        exception.
     """
     from PIL import Image
 
-    image = upright(image)
-    if image.mode in ("I", "F"):
-        raise ValueError("its pixels are numbers of 32 bits; expected 8 or 16 bits")
-    if image.mode.startswith("I;16"):
-        # Pillow's conversion clips values above 255 to white.
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    converted = image.convert("L" if channels == 1 else "RGB")
-    if converted.size != size:
-        converted = converted.resize(size)
-    return np.array(converted).reshape(size[1], size[0], channels)
+    with Image.open(path) as opened:
+        image = upright(opened)
+        if image.mode in ("I", "F"):
+            raise ValueError("its pixels are numbers of 32 bits; expected 8 or 16 bits")
+        if image.mode.startswith("I;16"):
+            # Pillow's conversion clips values above 255 to white.
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        converted = image.convert("L" if channels == 1 else "RGB")
+        if converted.size != size:
+            converted = converted.resize(size)
+        return np.array(converted).reshape(size[1], size[0], channels)
 
 
-def read_image(path: Path, channels: int, size: tuple[int, int]) -> Pixels:
-    """Return `pixels_of` a file. Damaged files raise nearly any exception."""
-    from PIL import Image
-
-    with Image.open(path) as image:
-        return pixels_of(image, channels, size)
-
-
-def common_shape(sources: Iterable[ImageFile], size: int) -> Shape:
+def common_shape(paths: Iterable[Path], size: int) -> Shape:
     """Return the height, width and channels to which images are converted.
 
     Parameters
     ----------
-    sources : iterable of ImageFile
+    paths : iterable of Path
         Some of the images. There are 3 channels if any of them has colours.
     size : int
         Side in pixels; 0 keeps the size of the first readable image.
     """
+    from PIL import Image
+
     first, channels = None, 1
-    for _, load in sources:
+    for path in paths:
         # Damaged files raise nearly any exception; `Pictures.write` reports them.
-        with suppress(Exception), load() as image:
+        with suppress(Exception), Image.open(path) as image:
             first = first or upright(image).size
             grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16")
             channels = channels if grey else 3
@@ -263,16 +256,14 @@ class Pictures:
 
     Parameters
     ----------
-    sources : iterable of ImageFile
-        The images.
-    count : int
-        Their number.
+    paths : sequence of Path
+        The images' files.
     shape : tuple of int
         Height, width and channels to which they are converted.
     """
 
-    def __init__(self, sources: Iterable[ImageFile], count: int, shape: Shape) -> None:
-        self.sources, self.count, self.shape = sources, count, shape
+    def __init__(self, paths: Sequence[Path], shape: Shape) -> None:
+        self.paths, self.shape = paths, shape
 
     def write(self, file: BinaryIO) -> None:
         """Decode the images in threads, and write them as an ``.npy`` file.
@@ -284,26 +275,26 @@ class Pictures:
         """
         from rich.progress import Progress
 
-        shape = self.count, *self.shape
+        shape = len(self.paths), *self.shape
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
-        size, sources = max(1, BLOCK // int(np.prod(self.shape))), iter(self.sources)
+        size = max(1, BLOCK // int(np.prod(self.shape)))
         with (
             ThreadPoolExecutor(os.cpu_count()) as pool,
             Progress(transient=True) as bar,
         ):
-            task = bar.add_task("Decoding images (once)", total=self.count)
+            task = bar.add_task("Decoding images (once)", total=len(self.paths))
             # `map` decodes ahead, so blocks bound the memory.
-            while block := list(islice(sources, size)):
+            for start in range(0, len(self.paths), size):
+                block = self.paths[start : start + size]
                 for pixels in pool.map(self._decoded, block):
                     file.write(np.ascontiguousarray(pixels).data)
                 bar.advance(task, len(block))
 
-    def _decoded(self, source: ImageFile) -> Pixels:
-        place, load = source
+    def _decoded(self, path: Path) -> Pixels:
         height, width, channels = self.shape
-        with reading(f"image {place}", "data-dir"), load() as image:
-            return pixels_of(image, channels, (width, height))
+        with reading(f"image {path}", "data-dir"):
+            return read_image(path, channels, (width, height))
 
 
 # The cache
@@ -535,10 +526,10 @@ def image_folder(settings: DataSettings) -> tuple[str, Read]:
     clients = tuple(sorted({path.parts[-4] for path in paths})) if client else ()
 
     def read() -> Dataset:
-        shape = common_shape(map(_picture, paths[:: -(-len(paths) // INSPECTED)]), size)
+        shape = common_shape(paths[:: -(-len(paths) // INSPECTED)], size)
         train, test = (
             ImageSet(
-                Pictures(map(_picture, part), len(part), shape),
+                Pictures(part, shape),
                 _numbered((path.parts[-2] for path in part), classes),
                 _numbered((path.parts[-4] for path in part), clients)
                 if clients
@@ -555,12 +546,6 @@ def _numbered(names: Iterable[str], known: Sequence[str]) -> Integers:
     """Return the place of each name among the known ones."""
     places = {name: i for i, name in enumerate(known)}
     return np.array([places[name] for name in names])
-
-
-def _picture(path: Path) -> ImageFile:
-    from PIL import Image
-
-    return str(path), partial(Image.open, path)
 
 
 def array_files(settings: DataSettings) -> tuple[str, Read]:
