@@ -26,9 +26,9 @@ from typing import Any
 from rich.console import Console
 
 from flwr_frl.common.algorithms import ALGORITHMS
-from flwr_frl.common.command_line import Parser, exit_code, frames_of_user, run_config
+from flwr_frl.common.command_line import Parser, exit_code, run_config
 from flwr_frl.common.run_cache import begin_run
-from flwr_frl.common.settings import SettingsError, defaults, require
+from flwr_frl.common.settings import defaults, require
 from flwr_frl.results.processes import signals_as_ctrl_c
 from flwr_frl.task.names import MODELS, TASKS
 
@@ -140,9 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns
     -------
     int
-        0 on success, 1 for an error in a user's code, 2 for invalid input or results
-        that could not be written, 3 if a run lost most replies of its last rounds, 130
-        if interrupted. Each failure prints one line to standard error.
+        0 on success, 2 for invalid input or results that could not be written, 3 if a
+        run lost most replies of its last rounds, 130 if interrupted. Each failure
+        prints one line to standard error. Errors in a user's code are raised.
     """
     # Custom tasks and algorithms are imported from here, as with `python -m`.
     sys.path.append(os.getcwd())
@@ -165,15 +165,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     # Loads torch and Flower, which `--list` and `--help` do without.
     from flwr_frl.running import execute
 
-    try:
-        return execute(namespace, overrides)
-    except Exception as error:
-        frames = frames_of_user(error)
-        if isinstance(error, SettingsError) or namespace.verbose or not frames:
-            raise
-        text = f"error: {type(error).__name__}: {error}; --verbose shows all frames"
-        print("".join(frames) + text, file=sys.stderr)
-        return 1
+    return execute(namespace, overrides)
 
 
 def _compare(namespace: argparse.Namespace, overrides: dict[str, Any]) -> int:

@@ -5,9 +5,7 @@ import logging
 import os
 import re
 import sys
-import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 from flwr_frl.common.settings import Setting, SettingsError, TrainingDivergedError
@@ -42,17 +40,6 @@ def exit_code(command: Callable[[], int]) -> int:
     except (SettingsError, TrainingDivergedError, OSError, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-
-
-def frames_of_user(error: BaseException) -> list[str]:
-    """Return the last frames of a traceback that are neither ours nor a library's."""
-    places = (str(Path(__file__).parents[2]), os.path.dirname(os.__file__), "<")
-    own = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(places) and "-packages" not in frame.filename
-    ]
-    return traceback.format_list(own[-2:])
 
 
 def shorten_errors() -> None:

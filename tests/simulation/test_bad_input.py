@@ -132,19 +132,6 @@ def test_a_refused_run_deletes_and_moves_nothing(surroundings):
         assert_refused(arguments, line, surroundings)
 
 
-def test_an_error_in_a_users_code_shows_the_users_frame(surroundings, capfd):
-    lines = ["from flwr_frl.strategies import FedRep", "class Wrong(FedRep):"]
-    lines += ["    def aggregate(self, round):", "        return round.nothing"]
-    (surroundings / "wrong_aggregate.py").write_text("\n".join(lines))
-    arguments = ("wrong_aggregate:Wrong", "--rounds", "1", "--clients", "5")
-    assert run(surroundings / "out", *arguments) == 1
-    frame, line, *_, error = capfd.readouterr().err.strip().splitlines()[-4:]
-    assert ("wrong_aggregate.py" in frame, line.strip()) == (True, lines[-1].strip())
-    assert error.startswith("error: AttributeError: ")
-    with pytest.raises(AttributeError):
-        run(surroundings / "out", *arguments, "--verbose")
-
-
 @pytest.mark.e2e
 def test_bad_input_to_a_real_process_gives_a_one_line_error(tmp_path):
     command = [sys.executable, ROOT / "simulation.py", "--clients", "13"]
