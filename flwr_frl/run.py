@@ -128,7 +128,7 @@ class Run:
         allowed = "a folder with this run, which a later one has replaced"
         require(not replaced, "output", str(folder), allowed)
         # The user has named all settings of this run.
-        run = TrainedRun.read(folder, self.settings[seed], client)
+        run = TrainedRun.read(folder, self.settings[seed])
         return run.predictor(client, "")
 
     @property

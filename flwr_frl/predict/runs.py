@@ -42,7 +42,6 @@ from flwr_frl.clients.device.state import (
 from flwr_frl.common import checkpoint
 from flwr_frl.common.files import refuse_links
 from flwr_frl.common.messages import FROZEN_DIGEST
-from flwr_frl.common.ownership import SIGNATURE, is_own
 from flwr_frl.common.settings import (
     Setting,
     Settings,
@@ -95,12 +94,10 @@ def load_run(
         ``state-dir`` of a device; by default the folder beside the checkpoint in which
         a simulation keeps its clients' states.
     **settings
-        Settings, with ``_`` in place of ``-``, of a run that another user or machine
-        has made. A file alone cannot set ``task`` and ``algorithm`` if they are import
-        paths, and ``data_dir`` if the model depends on the client's data, such as the
-        fine-tuned one of ``-ft``, FedBABU and Per-FedAvg, if the run has ``coverage``,
-        or if no file names the classes. A device's ``data_dir`` must always be named.
-        Your own runs are recognised by a key in your cache.
+        Settings, with ``_`` in place of ``-``, that the file alone cannot set: ``task``
+        and ``algorithm`` if they are import paths, and ``data_dir`` if the model
+        depends on the client's data, such as the fine-tuned one of ``-ft``, FedBABU and
+        Per-FedAvg, if the run has ``coverage``, or if no file names the classes.
 
     Returns
     -------
@@ -113,7 +110,7 @@ def load_run(
         If a file is missing or damaged, the client is unknown, or the arrays do not
         fit the model.
     """
-    return TrainedRun.read(path, settings, client).predictor(client, str(state_dir))
+    return TrainedRun.read(path, settings).predictor(client, str(state_dir))
 
 
 class _NeedsDataError(SettingsError):
@@ -172,11 +169,8 @@ class TrainedRun:
     heads: Tensors
 
     @classmethod
-    def read(cls, path: FilePath, named: Mapping[str, Any], client: str) -> Self:
+    def read(cls, path: FilePath, named: Mapping[str, Any]) -> Self:
         """Read a server's checkpoint.
-
-        The settings of a run of this user are used as if they were named, except for
-        the place of a device's data.
 
         Parameters
         ----------
@@ -184,8 +178,6 @@ class TrainedRun:
             The file, or the folder that contains it.
         named : mapping
             Settings that the user names.
-        client : str
-            Name or label of the client, if any.
 
         Raises
         ------
@@ -206,10 +198,6 @@ class TrainedRun:
                 {name: torch.from_numpy(array) for name, array in each.items()}
                 for each in (arrays, state)
             )
-        if is_own(written, about.get(SIGNATURE)):
-            of_run = SIMULATED.fullmatch(values.name_of(client) or "000000")
-            mine = {n: v for n, v in written.items() if of_run or n != "data-dir"}
-            named = {**mine, **named}
         settings, withheld = separate(written, named)
         need(withheld, ["algorithm"])
         # The algorithm looks at a task's class.
@@ -470,7 +458,7 @@ def personalize(
     exists = os.path.exists(os.path.expanduser(data_dir))
     require(exists, "data-dir", str(data_dir), "a folder or file that is there")
     named = {"device": "auto", **settings, "data_dir": data_dir}
-    run = TrainedRun.read(checkpoint, named, client_name)
+    run = TrainedRun.read(checkpoint, named)
     known = {*run.values.acknowledged, *run.values.labels.values()}
     new = client_name not in known and not SIMULATED.fullmatch(client_name)
     allowed = "that of a device that arrives after the training"

@@ -15,7 +15,6 @@ from safetensors import SafetensorError
 from flwr_frl.common.arrays import values_of
 from flwr_frl.common.checkpoint import FILE, OTHER_SETTINGS, Content, pack, read
 from flwr_frl.common.files import PRIVATE, write_atomically
-from flwr_frl.common.ownership import SIGNATURE, sign
 from flwr_frl.common.settings import Settings, SettingsError, facts
 from flwr_frl.strategies.server.replies import Arrays, to_record
 
@@ -141,7 +140,6 @@ class Checkpoint:
             "round": self.server_round,
             "seconds": self.seconds,
             "settings": dict(self.settings),
-            SIGNATURE: sign(self.settings),
             "values": values,
             # The order of names is lost in the file's sorted header.
             "names": list(self.arrays),

@@ -29,7 +29,6 @@ import numpy as np
 import numpy.typing as npt
 
 from flwr_frl.common.files import atomic_file, write_atomically
-from flwr_frl.common.ownership import cache_folder
 from flwr_frl.common.settings import (
     Checked,
     PathText,
@@ -337,7 +336,7 @@ def cache_root(settings: DataSettings) -> Path:
     """Return the folder of the cache."""
     if settings.cache_dir:
         return Path(settings.cache_dir).expanduser()
-    return cache_folder()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "flwr-frl"
 
 
 def load(key: str, read: Read, settings: DataSettings) -> Dataset:

@@ -19,9 +19,3 @@ def devices(folders, tmp_path_factory):
     settings = settings_of(tmp_path, algorithm="fedrep", experiment="animals")
     train_on({name: folders / name for name in CLASSES}, settings, tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def stranger(tmp_path, monkeypatch):
-    """Let another user load the files of a test's runs, from now on."""
-    return lambda: monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "stranger"))

@@ -75,7 +75,7 @@ def test_a_simulated_client_is_fine_tuned_on_its_own_examples(algorithm, own, tm
     assert len({metrics["loss"] for metrics in clients.values()}) == 3
 
 
-def test_a_stranger_must_name_a_custom_partition(tmp_path, write_module, stranger):
+def test_a_custom_partition_must_be_named(tmp_path, write_module):
     body = "return [range(i, len(labels), num_clients) for i in range(num_clients)]"
     text = f"def in_turn(labels, num_clients, seed):\n    {body}\n"
     partition = f"{write_module('turns', text)}:in_turn"
@@ -87,13 +87,9 @@ def test_a_stranger_must_name_a_custom_partition(tmp_path, write_module, strange
     examples = build_task({"task": "digits", "partition": partition}, 3).test_examples(
         1
     )
-    named = {"partition": partition}
-    # Who made the run need not name it.
-    for given in ({}, named):
-        classes, _ = load_run(place, "000001", **given)(examples.inputs)
-        hits = np.array(classes, int) == examples.targets.numpy()
-        assert hits.mean() == pytest.approx(clients["000001"]["accuracy"], abs=1e-6)
-        stranger()
+    classes, _ = load_run(place, "000001", partition=partition)(examples.inputs)
+    hits = np.array(classes, int) == examples.targets.numpy()
+    assert hits.mean() == pytest.approx(clients["000001"]["accuracy"], abs=1e-6)
     # Code that only a file names is not run.
     assert code_of(load_run, place, "000001") == "partition"
 
@@ -111,8 +107,7 @@ def test_an_invalid_line_is_named_in_the_error(table, own, text, line):
     assert_says(line, predictor, text)
 
 
-def test_a_stranger_must_name_a_custom_task(table, own, tmp_path, stranger):
-    stranger()
+def test_a_custom_task_must_be_named(table, own, tmp_path):
     (tmp_path / "mine").write_text("2")
     run = table / "results" / "fedrep"
     assert code_of(personalize, run, tmp_path, "late") == "task"

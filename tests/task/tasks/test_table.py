@@ -307,7 +307,8 @@ def test_a_table_needs_two_settings_and_its_model_reads_the_same_file(tmp_path, 
     lacking.write_text("heart,age\n1,2,3,4")
     assert code_of(predictor, lacking) == "file"
     # The scaling of all people belongs to the global model.
-    named_one, of_all = (load_run(out / "fedavg", name) for name in ("p1", ""))
+    data = {"data_dir": path, "cache_dir": named["cache_dir"]}
+    named_one, of_all = (load_run(out / "fedavg", name, **data) for name in ("p1", ""))
     assert np.array_equal(named_one(path).outputs, of_all(path).outputs[own])
     # A person who comes later
     new = {name: cells for name, cells in columns.items() if name != "person"}
@@ -330,7 +331,8 @@ def test_numbers_are_predicted_in_their_unit(tmp_path):
     assert run(tmp_path / "out", "fedrep", *flags, **named) == 0
     # Without the column of people, all rows are predicted.
     rows = DataFrame(numbers()).drop(columns="person")
-    predictor = load_run(tmp_path / "out" / "fedrep", "p0")
+    data = {"data_dir": path, "cache_dir": named["cache_dir"]}
+    predictor = load_run(tmp_path / "out" / "fedrep", "p0", **data)
     prediction = predictor(rows)
     predicted = prediction.outputs[:, 0]
     # The intervals have that unit, too.

@@ -77,9 +77,13 @@ def test_devices_have_the_numbers_of_the_simulation(tables, label):
     later = settings_of(tables, "devices", **named, **resumed)
     assert len(run(later, tables, (*PEOPLE[:2], "new"))) == 3
     of_one = {"data_dir": str(tables / PEOPLE[2]), "cache_dir": str(tables / "cache")}
+    of_all = {**of_one, "data_dir": str(tables / "all")}
     scaled, exact = (
         load_run(tables / output / "fedavg", client, **named).task.scaling(0)
-        for output, client, named in (("devices", "new", of_one), ("inline", "", {}))
+        for output, client, named in (
+            ("devices", "new", of_one),
+            ("inline", "", of_all),
+        )
     )
     assert scaled.mean == pytest.approx(exact.mean, rel=1e-12)
     assert scaled.factor == pytest.approx(exact.factor, rel=1e-9)
