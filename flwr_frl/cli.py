@@ -2,8 +2,9 @@ r"""Run and compare algorithms on a task, and write the results.
 
 FedAvg, FedRep and FLUTE on the bundled digits:
   python simulation.py
-Two algorithms; http://127.0.0.1:8765/ shows the results during the run:
-  python simulation.py fedrep local --clients 10 --rounds 20 --page 8765
+Two algorithms, and a web page that shows their results during the run:
+  python simulation.py fedrep local --clients 10 --rounds 20 &
+  python -m flwr_frl.results.page results
 The rate with the highest validation accuracy (options: tune --help):
   python simulation.py tune fedrep --grid 'learning-rate=0.01,0.1'
 Statistical tests, and the tables and figures of a paper:
@@ -43,7 +44,6 @@ SETTING_FLAGS = {
     "seed": ("seed", "seed of data, model and sampling; it fixes all numbers"),
     "device": ("device", "training device: auto, cpu, cuda, cuda:N or mps"),
     "output": ("output", "folder for the results"),
-    "page": ("page", "serve the results on http://127.0.0.1:PORT/ during the run"),
 }
 FLAGS = {flag: name for flag, (name, _) in SETTING_FLAGS.items()}
 

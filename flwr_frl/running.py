@@ -41,7 +41,6 @@ from flwr_frl.common.settings import (
 from flwr_frl.common.text import short_name
 from flwr_frl.results.comparison import write_paper
 from flwr_frl.results.methods import compare
-from flwr_frl.results.page import served_for
 from flwr_frl.results.results import LOST, failure
 from flwr_frl.results.search import Space, space_of
 from flwr_frl.results.sweep import TUNED, Sweep, have_begun, tune
@@ -200,8 +199,7 @@ def carry_out(
     """
     output = output_of(given)
     group = sweep.plan(algorithms, {**given, "output": output})
-    with served_for({**group.settings[0], "output": output}):
-        (outcome,) = sweep.carry_out([group])
+    (outcome,) = sweep.carry_out([group])
     runs, errors = Runs(), list[SettingsError]()
     for algorithm, (name, summary) in zip(algorithms, outcome.items(), strict=True):
         if isinstance(summary, SettingsError):
@@ -491,8 +489,7 @@ def _tune(
     former, output = str(overrides.get("resume", "")), Path(str(overrides["output"]))
     exists = not former or Path(former).is_dir()
     require(exists, "resume", former, "a folder of results")
-    with served_for({**defaults(), **overrides}):
-        tuned = tune(algorithms, space, overrides, output.resolve(), sweep)
+    tuned = tune(algorithms, space, overrides, output.resolve(), sweep)
     print(f"each algorithm has a budget of the rounds of {space.budget} points")
     for name, entry in tuned.items():
         picked = " ".join(f"{n}={value}" for n, value in entry["picked"].items())

@@ -25,7 +25,6 @@ from flwr_frl.common.text import one_line, short_name
 from flwr_frl.results.comparison import write_paper
 from flwr_frl.results.methods import compare
 from flwr_frl.results.output import archive_run, locked, prepare_directory
-from flwr_frl.results.page import served_for
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import LOST, failure, log_os_errors, refuse_losses
 from flwr_frl.results.trackers import About, Tracking
@@ -237,8 +236,7 @@ def make_app(run_config: UserConfig | None = None) -> ServerApp:
         overrides = context.run_config if run_config is None else run_config
         shorten_errors()
         settings = server_settings(overrides)
-        with served_for(settings):
-            summary = serve(grid, settings)
+        summary = serve(grid, settings)
         output = Path(str(settings["output"]))
         with log_os_errors("the table and the figures"):
             write_paper(output, compare(output))

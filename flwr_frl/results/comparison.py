@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 # Settings of a single run, which the summary's ``config`` leaves out.
-PER_RUN = ("algorithm", "resume", "page", "tracker", "tracker-uri")
+PER_RUN = ("algorithm", "resume", "tracker", "tracker-uri")
 
 # Formats of figures for a paper
 KINDS = ("pdf", "svg")

@@ -8,20 +8,16 @@ machine can reach it; from another machine, use ``ssh -L 8765:127.0.0.1:8765 SER
 
 import contextlib
 import sys
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from logging import WARNING
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from flwr.common import log
-
 from flwr_frl.common.command_line import Parser, exit_code
 from flwr_frl.common.files import write_atomically
-from flwr_frl.common.settings import Settings, require
+from flwr_frl.common.settings import require
 from flwr_frl.results import uplot
 from flwr_frl.results.page_data import read_folder
 from flwr_frl.results.page_script import SCRIPT, STYLE
@@ -135,23 +131,6 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:
         """Log nothing."""
-
-
-@contextlib.contextmanager
-def served_for(settings: Settings) -> Iterator[None]:
-    """Serve the page of a run while the context lasts, if ``page`` is set."""
-    if not settings["page"]:
-        yield
-        return
-    server = PageServer(Path(str(settings["output"])), int(settings["page"]))
-    # The thread checks every 0.1 s whether it should end.
-    threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True).start()
-    log(WARNING, "the page is at %s", server.url)
-    try:
-        yield
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -78,8 +78,6 @@ class RunSettings(Checked):
         TensorBoard, W&B and MLflow in docs/your-own.md.
     tracker_uri : str, default ""
         Address that the tracker receives.
-    page : int, default 0
-        Port of a local page that shows the results during the run; 0 disables it.
     """
 
     algorithm: str = setting("fedrep", form="a name or import path", code=True)
@@ -107,7 +105,6 @@ class RunSettings(Checked):
     tracker_uri: str = setting(
         "", form="an address", may_differ="always", unused_if={"tracker": ("",)}
     )
-    page: int = setting(0, ge=0, le=65_535, may_differ="always")
 
     def check_validation(self, settings: Settings) -> None:
         """Raise `SettingsError` if a round would be chosen by the test sets."""

@@ -3,9 +3,7 @@
 import http.client
 import json
 import re
-import socket
 import threading
-from urllib.request import urlopen
 
 import pytest
 from command_line import one_error
@@ -13,7 +11,7 @@ from page_folders import CLIENTS, ROWS, write
 from refusals import code_of
 
 from flwr_frl.results import uplot
-from flwr_frl.results.page import PageServer, document, main, served_for, write_page
+from flwr_frl.results.page import PageServer, document, main, write_page
 from flwr_frl.results.page_data import MOST_POINTS, read_folder
 
 HOSTILE = "</script><!--<script>\u2028\"'&amp;<img src=x>"
@@ -231,15 +229,3 @@ def test_bad_input_prints_one_line(arguments, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     one_error(capsys.readouterr().err)
-
-
-def test_page_is_served_only_during_a_run(tmp_path):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
-    settings, address = {"output": str(tmp_path / "later")}, f"http://127.0.0.1:{port}/"
-    with served_for({"page": port, **settings}), urlopen(address, timeout=10) as answer:
-        assert data_in(answer.read().decode())["methods"] == []
-    PageServer(tmp_path, port).server_close()
-    with served_for({"page": 0, "output": "x"}):
-        pass
