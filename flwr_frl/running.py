@@ -496,8 +496,4 @@ def _tune(
         print(f"{name}: {picked} is the best of {len(entry['points'])} points")
         pruned = sum("pruned-after" in point for point in entry["points"])
         print(f"{name}: {entry['rounds']} rounds; {pruned} points were pruned")
-        for setting, edge in entry["at-edge"].items():
-            value = entry["picked"][setting]
-            text = f"{setting}={value} is the {edge} of the grid; try values beyond it"
-            print(f"{name}: {text}")
     return {name: entry["test"] for name, entry in tuned.items()}

@@ -22,8 +22,6 @@ FIXED = (
 ROUNDS = frozenset(("num-server-rounds", "evaluate-every"))
 # Number of points of each algorithm if there are ranges.
 TRIALS = 20
-# Share of a range's length, on its scale, within which a number is at an end.
-END = 0.05
 
 
 class Range(NamedTuple):
@@ -37,13 +35,6 @@ class Range(NamedTuple):
     def is_log(self) -> bool:
         """Whether the scale is logarithmic."""
         return 0 < 10 * self.low <= self.high
-
-    def end(self, value: Any) -> str:
-        """Return ``"smallest"`` or ``"largest"`` if a number is at that end, or ""."""
-        scale = math.log if self.is_log else float
-        low, high = scale(self.low), scale(self.high)
-        place = (scale(value) - low) / (high - low)
-        return "smallest" if place <= END else "largest" if place >= 1 - END else ""
 
 
 class Attempt(NamedTuple):
@@ -103,20 +94,6 @@ class Space(NamedTuple):
             return 0
         half = int(settings["num-server-rounds"]) // 2
         return half - half % every
-
-    def edges(self, point: Point) -> dict[str, str]:
-        """Return which numbers of a point are the ``"smallest"`` or ``"largest"``.
-
-        In a range, these are the numbers near its ends. Values beyond may be better.
-        """
-        found = dict[str, str]()
-        for name, axis in self.axes.items():
-            if isinstance(axis, Range):
-                found[name] = axis.end(point[name])
-            elif len(axis) > 1 and all(map(is_number, axis)):
-                ends = {min(axis): "smallest", max(axis): "largest"}
-                found[name] = ends.get(point[name], "")
-        return {name: end for name, end in found.items() if end}
 
 
 def space_of(text: str, trials: int | None = None) -> Space:

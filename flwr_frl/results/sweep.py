@@ -237,7 +237,7 @@ def tune(
         ``rounds``, the number of all their rounds; ``points`` with their ``settings``
         and their ``accuracy`` or ``loss``, or why they ``failed``, and with
         ``pruned-after``, their last round, if they were pruned; the settings
-        ``picked``; ``at-edge``, the `Space.edges` of these; and ``test``, the summary.
+        ``picked``; and ``test``, the summary.
 
     Raises
     ------
@@ -313,7 +313,6 @@ def tune(
             "rounds": sum(used),
             "points": [{"settings": tried[i]} | scores[i] for i in sorted(tried)],
             "picked": tried[best],
-            "at-edge": space.edges(tried[best]),
             "test": test,
         }
 
