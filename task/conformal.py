@@ -3,21 +3,20 @@
 Split conformal prediction (Papadopoulos et al., 2002; Angelopoulos and Bates, 2023,
 section 1): if a client's validation and test examples are exchangeable, the sets
 contain the target with a probability of at least the coverage, for any model that was
-not trained on them.
+not trained on them. The nonconformity score of a class is 1 - p (Sadinle et al., 2019),
+which gives the smallest sets on average; some are empty if the model is more accurate
+than the coverage.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
-import torch
 from torch import Tensor
 
 from flwr_frl.common.settings import require
 from flwr_frl.task.examples import are_classes
 from flwr_frl.task.metrics import brier_score, ece, probabilities
 
-ScoreName = Literal["lac", "aps"]
 # The outputs of a model and the targets.
 Pair = tuple[Tensor, Tensor]
 
@@ -30,16 +29,13 @@ class Conformal:
     ----------
     coverage : float
         Probability, between 0 and 1, with which a set contains the target.
-    score : {"lac", "aps"}, default "lac"
-        Nonconformity score of a class; see `class_scores`.
     """
 
     coverage: float
-    score: ScoreName = "lac"
 
     def calibrated(self, validation: Pair) -> "PredictionSets":
         """Return a client's prediction sets, given its validation examples."""
-        return PredictionSets(self.coverage, self.score, self.threshold(validation))
+        return PredictionSets(self.coverage, self.threshold(validation))
 
     def threshold(self, validation: Pair) -> float:
         """Return the largest nonconformity score in a client's prediction sets.
@@ -96,8 +92,7 @@ class Conformal:
         """Return the scores of targets: for numbers the largest absolute residual."""
         if _has_classes(pair):
             shares, targets = probabilities(*pair)
-            scores = class_scores(shares, self.score)
-            return scores.gather(1, targets[:, None])[:, 0]
+            return (1 - shares).gather(1, targets[:, None])[:, 0]
         outputs, targets = pair
         return (outputs - targets).abs()[:, None].flatten(1).amax(1)
 
@@ -110,46 +105,16 @@ class PredictionSets:
     ----------
     coverage : float
         Probability, between 0 and 1, with which a set contains the target.
-    score : {"lac", "aps"}
-        Nonconformity score of a class.
     threshold : float
         The largest score in a set; for numbers half the length of an interval.
     """
 
     coverage: float
-    score: ScoreName
     threshold: float
 
     def members(self, shares: Tensor) -> Tensor:
         """Return which classes are in the sets, given probabilities (n, classes)."""
-        return class_scores(shares, self.score) <= self.threshold
-
-
-def class_scores(shares: Tensor, score: ScoreName) -> Tensor:
-    """Return the nonconformity score of each class.
-
-    Parameters
-    ----------
-    shares : Tensor, shape (n, classes)
-        Probabilities.
-    score : {"lac", "aps"}
-        ``lac``: 1 - p of the class (Sadinle et al., 2019), which gives the smallest
-        sets on average; some are empty if the model is more accurate than the coverage.
-        ``aps``: the sum of the probabilities of all more probable classes (the sets of
-        Romano et al., 2020, without randomisation), which gives larger sets for
-        difficult inputs, and no empty ones.
-
-    Returns
-    -------
-    Tensor, shape (n, classes)
-        The scores, from 0 to 1.
-    """
-    if score == "lac":
-        return 1 - shares
-    ordered, order = shares.sort(dim=1, descending=True, stable=True)
-    sums = ordered.cumsum(1)
-    above = torch.cat([torch.zeros_like(sums[:, :1]), sums[:, :-1]], dim=1)
-    return torch.empty_like(shares).scatter_(1, order, above)
+        return 1 - shares <= self.threshold
 
 
 def _has_classes(pair: Pair) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from flwr_frl.common.settings import Checked, require, setting
 from flwr_frl.task.base import Task
-from flwr_frl.task.conformal import Conformal, ScoreName
+from flwr_frl.task.conformal import Conformal
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import named_metrics
 
@@ -41,10 +41,6 @@ class EvaluationSettings(Checked):
         ``coverage`` and ``set-size`` (or ``interval-width``) on its test set. With 0
         there are no sets. A client with fewer than coverage / (1 - coverage) validation
         examples has all classes in its sets.
-    conformal_score : {"lac", "aps"}, default "lac"
-        Score by which classes enter a prediction set: 1 - p (``lac``, the smallest
-        sets, some of which may be empty) or the sum of p over all more probable classes
-        (``aps``, larger sets for difficult inputs, and no empty ones).
     metrics : str, default ""
         Metrics besides loss and accuracy, separated by commas: ``ece``,
         ``brier-score`` and scikit-learn's ``balanced-accuracy`` and ``macro-f1`` if the
@@ -60,7 +56,6 @@ class EvaluationSettings(Checked):
         "mean-last", may_differ="on resume"
     )
     coverage: float = setting(0.0, ge=0, lt=1, may_differ="on resume")
-    conformal_score: ScoreName = setting("lac", safe=True, may_differ="on resume")
     metrics: str = setting(
         "",
         form="names or import paths, with commas between",
@@ -99,8 +94,7 @@ def with_evaluation(task: Task, settings: EvaluationSettings) -> Task:
     if settings.result_protocol == "best-validation" or settings.coverage:
         changes["validation_examples"] = lambda i: parts(i)[1]
     if settings.coverage:
-        score = settings.conformal_score
-        changes["conformal"] = Conformal(settings.coverage, score)
+        changes["conformal"] = Conformal(settings.coverage)
     if settings.evaluate_on == "validation":
         changes["test_examples"] = lambda i: parts(i)[1]
     return changed(task, changes)

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_frl.task.conformal import Conformal, class_scores
+from flwr_frl.task.conformal import Conformal
 from flwr_frl.task.metrics import brier_score, ece
 
 
@@ -34,14 +34,6 @@ def test_the_threshold_is_an_order_statistic():
     assert Conformal(0.55).threshold(many) == pytest.approx(0.55)
 
 
-def test_scores_of_both_kinds():
-    shares = torch.tensor([[0.2, 0.5, 0.3], [0.1, 0.1, 0.8]])
-    torch.testing.assert_close(class_scores(shares, "lac"), 1 - shares)
-    # The first of two equal classes comes first.
-    aps = torch.tensor([[0.8, 0.0, 0.5], [0.8, 0.9, 0.0]])
-    torch.testing.assert_close(class_scores(shares, "aps"), aps)
-
-
 def test_metrics_of_classes():
     shares = [[0.7, 0.2, 0.1], [0.4, 0.35, 0.25], [0.05, 0.05, 0.9], [0.1, 0.6, 0.3]]
     outputs, targets = test = pair(shares, [0, 2, 2, 1])
@@ -58,10 +50,6 @@ def test_metrics_of_classes():
     # The same as two sequences of two positions, whose classes come second
     sequences = outputs.reshape(2, 2, 3).movedim(2, 1), targets.reshape(2, 2)
     assert conformal.metrics(validation, sequences) == pytest.approx(expected)
-    # Scores 0.62, 0.61, 0: classes below a mass of at most 0.62 are in a set: {0},
-    # {0, 1}, {2} and {1, 2}.
-    larger = pytest.approx({**expected, "set-size": 1.5})
-    assert Conformal(0.7, "aps").metrics(validation, test) == larger
     every = pytest.approx({**expected, "coverage": 1.0, "set-size": 3.0})
     assert conformal.metrics(of_targets(0.9), test) == every
     assert conformal.metrics(validation, (outputs, targets - 100)) == {}
