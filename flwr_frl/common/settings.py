@@ -48,17 +48,6 @@ FIELDS = "__dataclass_fields__"
 KEY = "setting"
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
-# Settings by the names that other libraries and our flags use.
-OTHER_NAMES = {
-    "local-epochs": ("head-epochs", "representation-epochs"),
-    "epochs": ("head-epochs", "representation-epochs"),
-    "lr": ("learning-rate",),
-    "mu": ("proximal-mu",),
-    "round": ("num-server-rounds",),
-    "rounds": ("num-server-rounds",),
-    "num-rounds": ("num-server-rounds",),
-    "fraction": ("fraction-train",),
-}
 # Messages that begin with the name of a setting.
 ABOUT = re.compile("(?!there |it )([a-z][a-z0-9-]*)(?: is |: )")
 # Types of settings, and limits of numbers, in words that follow "expected".
@@ -233,21 +222,6 @@ def need(package: str, extra: str, feature: str) -> None:
         )
 
 
-def similar(name: object, known: Iterable[str]) -> list[str]:
-    """Return the known names that an unknown one most likely stands for, or none.
-
-    These are its equivalents in `OTHER_NAMES`, the most similar name in any case, or
-    the shortest name that contains it as a word, such as ``proximal-mu`` for ``mu``.
-    """
-    by_key = {n.lower().replace("_", "-"): n for n in sorted(known, reverse=True)}
-    key = str(name).lower().replace("_", "-")
-    if equivalents := [by_key[n] for n in OTHER_NAMES.get(key, ()) if n in by_key]:
-        return equivalents
-    near = difflib.get_close_matches(key, by_key, n=1)
-    words = sorted((n for n in by_key if key and key in n.split("-")), key=len)
-    return [by_key[n] for n in (near or words)[:1]]
-
-
 def unknown(
     kind: str,
     name: object,
@@ -256,7 +230,7 @@ def unknown(
     others: str = "",
     code: str = "",
 ) -> SettingsError:
-    """Return the error for an unknown name; it suggests similar known ones.
+    """Return the error for an unknown name; it suggests the most similar known one.
 
     Parameters
     ----------
@@ -274,8 +248,10 @@ def unknown(
         The error's code, by default ``kind``.
     """
     names = sorted(known)
-    near = " or ".join(map(repr, similar(name, names)))
-    hint = f"did you mean {near}? " if near else ""
+    by_key = {n.lower().replace("_", "-"): n for n in reversed(names)}
+    key = str(name).lower().replace("_", "-")
+    near = difflib.get_close_matches(key, by_key, n=1)
+    hint = f"did you mean {by_key[near[0]]!r}? " if near else ""
     choices = ", ".join(names) if len(names) <= MAX_LISTED else f"see {listed}"
     also = f"; or {others}" if others else ""
     # Names may contain line breaks.

@@ -45,7 +45,6 @@ outsiders: => algorithm
 fedrep --grid seed=1,2 => command-line
 tune fedrep => command-line
 tune fedrep --grid 'momentum=0.1, 0.2' => grid
-@ local-epochs=5 => ~did you mean 'head-epochs' or 'representation-epochs'?
 --seed 1000000000000000000000000000000 => seed
 @ min-available-nodes=100 => min-available-nodes
 nowhere.at_all:Strategy => algorithm
