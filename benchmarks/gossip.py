@@ -273,7 +273,7 @@ def relayed(settings: Mapping[str, Setting], place: Path) -> Numbers:
             data = reply.content.config_records["bytes"]["message"]
             node = reply.metadata.src_node_id - 1
             if data:
-                found = compressor.decompress(data, len(start)).numpy()
+                found = compressor.decompress(data, len(start))
                 estimates[node] = found if models else estimates[node] + found
         strategy.aggregate_train(server_round, replies)
     cosines = []

@@ -7,7 +7,6 @@ one hundredth of the time of 30 devices that exchange bytes, with identical resu
 from collections.abc import Callable
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from flwr_frl.common.compression import QSGD, Compressor, Identity, Sign, TopK
@@ -102,10 +101,9 @@ def compress_rows(
     if isinstance(compressor, TopK) and not isinstance(compressor.entries, QSGD):
         return _largest(compressor, single)
     rows = [
-        compressor.compress(torch.from_numpy(entries), stream(row))
-        for row, entries in enumerate(single)
+        compressor.compress(entries, stream(row)) for row, entries in enumerate(single)
     ]
-    return np.array([compressor.decompress(row, x.shape[1]).numpy() for row in rows])
+    return np.array([compressor.decompress(row, x.shape[1]) for row in rows])
 
 
 def _largest(compressor: TopK, x: NDArray[np.float32]) -> Float64s:

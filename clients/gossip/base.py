@@ -153,7 +153,8 @@ class GraphClient(Client):
         Vectors with an entry above `LARGEST_ENTRY` are invalid. By default, the message
         is decoded by this node's compressor.
         """
-        vector = (by or self.compressor).decompress(data, self.dimension)
+        compressor = by or self.compressor
+        vector = torch.from_numpy(compressor.decompress(data, self.dimension))
         largest = vector.abs().max().item()
         if not largest <= LARGEST_ENTRY:
             raise ValueError(f"an entry is {largest:.3g}, above {LARGEST_ENTRY:g}")

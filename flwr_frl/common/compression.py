@@ -39,17 +39,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
 from flwr_frl.common.settings import Checked, require, setting
-
-# A server decodes without torch.
-if TYPE_CHECKING:
-    import torch
 
 Float32s = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -121,13 +117,13 @@ class Compressor(ABC):
         # Rounding can lift the ratio slightly above 1.
         return min(1.0, float(self.omega_at(vector)))
 
-    def compress(self, x: "torch.Tensor", generator: np.random.Generator) -> bytes:
+    def compress(self, x: Float32s, generator: np.random.Generator) -> bytes:
         """Encode C(x).
 
         Parameters
         ----------
-        x : torch.Tensor
-            Shape (d,), float32, d ≥ 1, every entry finite; on any device.
+        x : ndarray of float32, shape (d,)
+            The vector, d ≥ 1; every entry is finite.
         generator : numpy.random.Generator
             Source of randomness. Deterministic operators draw nothing from it.
 
@@ -141,8 +137,7 @@ class Compressor(ABC):
         ValueError
             If an entry is not finite.
         """
-        array: Float32s = x.detach().cpu().numpy()
-        return self.compress_rows(array[None], [lambda: generator])[0][0]
+        return self.compress_rows(x[None], [lambda: generator])[0][0]
 
     def compress_rows(
         self, x: Float32s, generators: Sequence[Source]
@@ -179,13 +174,7 @@ class Compressor(ABC):
             decoded[rows] = self.decode(data, x.shape[1])
         return messages, decoded
 
-    def decompress(self, data: bytes, dimension: int) -> "torch.Tensor":
-        """Return C(x) as `decoded` does, as a tensor on the CPU."""
-        import torch
-
-        return torch.from_numpy(self.decoded(data, dimension))
-
-    def decoded(self, data: bytes, dimension: int) -> Float32s:
+    def decompress(self, data: bytes, dimension: int) -> Float32s:
         """Decode C(x).
 
         Parameters

@@ -245,7 +245,7 @@ def decompressed(
         return arrays
     sizes = tuple(array.size for array in changed.values())
     try:
-        vector = from_settings(uploads, sizes).decoded(data, sum(sizes))
+        vector = from_settings(uploads, sizes).decompress(data, sum(sizes))
     except (TypeError, ValueError) as error:
         raise InvalidReplyError(f"has no valid compressed change: {error}") from None
     parts = np.split(vector, np.cumsum(sizes)[:-1])

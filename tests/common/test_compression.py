@@ -10,7 +10,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -96,7 +95,7 @@ HALVES = [0, 0.5, 0, 0, -0.5, 0.5, 0, 0.5]
     ids=lambda value: repr(value) if isinstance(value, Compressor) else "",
 )
 def test_messages_match_hand_computed_bytes(operator, x, message, result):
-    x = torch.tensor(x, dtype=torch.float32)
+    x = np.array(x, np.float32)
     data = operator.compress(x, generator())
     assert data == bytes.fromhex(message)
     assert operator.decompress(data, len(x)).tolist() == result
@@ -131,7 +130,7 @@ def test_rand_k_draw_is_stable_across_numpy_versions():
     data = struct.pack("<Q3f", 5, 1, 2, 3)
     expected = np.zeros(10, np.float32)
     expected[np.sort(np.argsort(words)[:3])] = [1, 2, 3]
-    assert np.array_equal(RandK(3).decompress(data, 10).numpy(), expected)
+    assert np.array_equal(RandK(3).decompress(data, 10), expected)
 
 
 @short
@@ -156,8 +155,8 @@ def test_qsgd_is_unbiased():
     x, s, draws = normal(20), 5, 4000
     shared, operator, total = generator(1), QSGD(s), np.zeros(20)
     for _ in range(draws):
-        data = operator.compress(torch.from_numpy(x), shared)
-        total += operator.decompress(data, 20).numpy()
+        data = operator.compress(x, shared)
+        total += operator.decompress(data, 20)
     # Given x, an entry is one of two levels, which are ||x|| / s apart.
     allowed = hoeffding(np.linalg.norm(x) / s, draws, events=20)
     assert np.abs(total / draws - x).max() < allowed
@@ -202,10 +201,10 @@ def test_deterministic_operators_contract(x, k):
 def test_random_operators_contract(operator):
     d, draws = 100, 1500
     x = generator(2).standard_t(2, d).astype(np.float32)
-    tensor, shared, errors = torch.from_numpy(x), generator(3), []
+    shared, errors = generator(3), []
     for _ in range(draws):
-        result = operator.decompress(operator.compress(tensor, shared), d)
-        errors.append(torch.sum((result - tensor).double() ** 2).item())
+        result = operator.decompress(operator.compress(x, shared), d)
+        errors.append(np.square((result - x).astype(np.float64)).sum())
     square = np.square(x.astype(np.float64)).sum()
     # An entry is off by at most ||x|| / s, or is dropped, so errors are within
     # [0, (1 + d / s^2) ||x||^2].
@@ -301,23 +300,24 @@ def test_random_bytes_give_a_finite_vector_or_a_value_error(operator, d, draw):
     except ValueError:
         return
     assert result.shape == (d,)
-    assert result.dtype == torch.float32
-    assert torch.isfinite(result).all()
+    assert result.dtype == np.float32
+    assert np.isfinite(result).all()
 
 
 @by_operator
 def test_per_tensor_applies_the_operator_to_each_tensor(operator):
     sizes = (300, 1, 50)
-    x = torch.from_numpy(normal(351))
+    x = normal(351)
     together, one_by_one = generator(4), generator(4)
     split = PerTensor(operator, sizes)
     data = split.compress(x, together)
-    parts = [operator.compress(tensor, one_by_one) for tensor in x.split(sizes)]
+    tensors = np.split(x, [300, 301])
+    parts = [operator.compress(tensor, one_by_one) for tensor in tensors]
     assert data == b"".join(parts)
     expected = [
         operator.decompress(part, size) for part, size in zip(parts, sizes, strict=True)
     ]
-    assert torch.equal(split.decompress(data, 351), torch.cat(expected))
+    assert np.array_equal(split.decompress(data, 351), np.concatenate(expected))
 
 
 @pytest.mark.parametrize(
@@ -354,7 +354,7 @@ def test_from_settings(given_settings, expected):
 
 @by_operator
 def test_messages_of_another_length_are_rejected_without_allocating(operator):
-    data = operator.compress(torch.from_numpy(normal(50)), generator())
+    data = operator.compress(normal(50), generator())
     assert len(data) == operator.num_bytes(50)
     tracemalloc.start()
     for message in (data[:-1], b"", data + b"\0"):
@@ -368,4 +368,4 @@ def test_messages_of_another_length_are_rejected_without_allocating(operator):
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_only_finite_vectors_are_compressed(value):
     with pytest.raises(ValueError, match="not finite"):
-        Sign().compress(torch.tensor([1.0, value]), generator())
+        Sign().compress(np.array([1.0, value], np.float32), generator())

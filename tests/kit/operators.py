@@ -1,7 +1,6 @@
 """Compression operators and their inputs."""
 
 import numpy as np
-import torch
 
 from flwr_frl.common import compression as c
 
@@ -20,8 +19,8 @@ def generator(seed=0):
 
 def apply(operator, x, seed=0):
     """Return C(x) as an array, encoded and decoded."""
-    data = operator.compress(torch.from_numpy(x), generator(seed))
-    return operator.decompress(data, len(x)).numpy()
+    data = operator.compress(x, generator(seed))
+    return operator.decompress(data, len(x))
 
 
 def normal(d, seed=0):
