@@ -22,6 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
@@ -55,6 +56,8 @@ ABOUT = "about.json"
 TEXTS = ("classes", "clients", "notes", "columns", "series")
 # Larger integers are probably not classes.
 MAX_CLASSES = 100_000
+# An image that is not decoded yet: its name in messages, and a function that opens it.
+ImageFile = tuple[str, "Callable[[], Image]"]
 
 # Version of decoded images; a change invalidates those in the cache.
 FORM = "/4"
@@ -75,7 +78,7 @@ LAYOUT = "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
 EmnistSplit = Literal["balanced", "letters", "digits", "mnist", "byclass", "bymerge"]
 # The tasks with which the settings of EMNIST and of image folders have no effect.
 NOT_EMNIST = {"task": tuple(name for name in TASKS if name != "emnist")}
-NO_FOLDER = {"task": ("digits", "arrays", "table", "linear-table", *DOWNLOADED)}
+NO_FOLDER = {"task": ("digits", "arrays", "linear-table", *DOWNLOADED)}
 
 
 @dataclass(frozen=True)
@@ -189,13 +192,13 @@ def upright(image: "Image") -> "Image":
     return image
 
 
-def read_image(path: Path, channels: int, size: tuple[int, int]) -> Pixels:
-    """Return the pixels of an image file, upright, resized and converted.
+def pixels_of(image: "Image", channels: int, size: tuple[int, int]) -> Pixels:
+    """Return the pixels of an image, upright, resized and converted.
 
     Parameters
     ----------
-    path : Path
-        The file. Images of 16 bits are reduced to their upper 8.
+    image : PIL.Image.Image
+        The image. Images of 16 bits are reduced to their upper 8.
     channels : {1, 3}
         Grey or RGB.
     size : tuple of int
@@ -209,40 +212,44 @@ def read_image(path: Path, channels: int, size: tuple[int, int]) -> Pixels:
     Raises
     ------
     ValueError
-        If pixels have 32 bits: their range is unknown. Damaged files raise nearly any
-        exception.
+        If pixels have 32 bits: their range is unknown.
     """
     from PIL import Image
 
-    with Image.open(path) as opened:
-        image = upright(opened)
-        if image.mode in ("I", "F"):
-            raise ValueError("its pixels are numbers of 32 bits; expected 8 or 16 bits")
-        if image.mode.startswith("I;16"):
-            # Pillow's conversion clips values above 255 to white.
-            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-        converted = image.convert("L" if channels == 1 else "RGB")
-        if converted.size != size:
-            converted = converted.resize(size)
-        return np.array(converted).reshape(size[1], size[0], channels)
+    image = upright(image)
+    if image.mode in ("I", "F"):
+        raise ValueError("its pixels are numbers of 32 bits; expected 8 or 16 bits")
+    if image.mode.startswith("I;16"):
+        # Pillow's conversion clips values above 255 to white.
+        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    converted = image.convert("L" if channels == 1 else "RGB")
+    if converted.size != size:
+        converted = converted.resize(size)
+    return np.array(converted).reshape(size[1], size[0], channels)
 
 
-def common_shape(paths: Iterable[Path], size: int) -> Shape:
+def read_image(path: Path, channels: int, size: tuple[int, int]) -> Pixels:
+    """Return `pixels_of` a file. Damaged files raise nearly any exception."""
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return pixels_of(image, channels, size)
+
+
+def common_shape(sources: Iterable[ImageFile], size: int) -> Shape:
     """Return the height, width and channels to which images are converted.
 
     Parameters
     ----------
-    paths : iterable of Path
+    sources : iterable of ImageFile
         Some of the images. There are 3 channels if any of them has colours.
     size : int
         Side in pixels; 0 keeps the size of the first readable image.
     """
-    from PIL import Image
-
     first, channels = None, 1
-    for path in paths:
+    for _, load in sources:
         # Damaged files raise nearly any exception; `Pictures.write` reports them.
-        with suppress(Exception), Image.open(path) as image:
+        with suppress(Exception), load() as image:
             first = first or upright(image).size
             grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16")
             channels = channels if grey else 3
@@ -255,14 +262,16 @@ class Pictures:
 
     Parameters
     ----------
-    paths : sequence of Path
-        The images' files.
+    sources : iterable of ImageFile
+        The images.
+    count : int
+        Their number.
     shape : tuple of int
         Height, width and channels to which they are converted.
     """
 
-    def __init__(self, paths: Sequence[Path], shape: Shape) -> None:
-        self.paths, self.shape = paths, shape
+    def __init__(self, sources: Iterable[ImageFile], count: int, shape: Shape) -> None:
+        self.sources, self.count, self.shape = sources, count, shape
 
     def write(self, file: BinaryIO) -> None:
         """Decode the images in threads, and write them as an ``.npy`` file.
@@ -274,26 +283,26 @@ class Pictures:
         """
         from rich.progress import Progress
 
-        shape = len(self.paths), *self.shape
+        shape = self.count, *self.shape
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
-        size = max(1, BLOCK // int(np.prod(self.shape)))
+        size, sources = max(1, BLOCK // int(np.prod(self.shape))), iter(self.sources)
         with (
             ThreadPoolExecutor(os.cpu_count()) as pool,
             Progress(transient=True) as bar,
         ):
-            task = bar.add_task("Decoding images (once)", total=len(self.paths))
+            task = bar.add_task("Decoding images (once)", total=self.count)
             # `map` decodes ahead, so blocks bound the memory.
-            for start in range(0, len(self.paths), size):
-                block = self.paths[start : start + size]
+            while block := list(islice(sources, size)):
                 for pixels in pool.map(self._decoded, block):
                     file.write(np.ascontiguousarray(pixels).data)
                 bar.advance(task, len(block))
 
-    def _decoded(self, path: Path) -> Pixels:
+    def _decoded(self, source: ImageFile) -> Pixels:
+        place, load = source
         height, width, channels = self.shape
-        with reading(f"image {path}", "data-dir"):
-            return read_image(path, channels, (width, height))
+        with reading(f"image {place}", "data-dir"), load() as image:
+            return pixels_of(image, channels, (width, height))
 
 
 # The cache
@@ -525,10 +534,10 @@ def image_folder(settings: DataSettings) -> tuple[str, Read]:
     clients = tuple(sorted({path.parts[-4] for path in paths})) if client else ()
 
     def read() -> Dataset:
-        shape = common_shape(paths[:: -(-len(paths) // INSPECTED)], size)
+        shape = common_shape(map(_picture, paths[:: -(-len(paths) // INSPECTED)]), size)
         train, test = (
             ImageSet(
-                Pictures(part, shape),
+                Pictures(map(_picture, part), len(part), shape),
                 _numbered((path.parts[-2] for path in part), classes),
                 _numbered((path.parts[-4] for path in part), clients)
                 if clients
@@ -545,6 +554,12 @@ def _numbered(names: Iterable[str], known: Sequence[str]) -> Integers:
     """Return the place of each name among the known ones."""
     places = {name: i for i, name in enumerate(known)}
     return np.array([places[name] for name in names])
+
+
+def _picture(path: Path) -> ImageFile:
+    from PIL import Image
+
+    return str(path), partial(Image.open, path)
 
 
 def array_files(settings: DataSettings) -> tuple[str, Read]:

@@ -1,12 +1,15 @@
-"""Tables of numbers: local files, or a data set of Hugging Face's hub.
+"""Tables of numbers or images: local files, or a data set of Hugging Face's hub.
 
 Files are read with pyarrow, which opens nothing that a file names, and the data set is
 written to the cache.
 """
 
+import io
+import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -24,18 +27,23 @@ from flwr_frl.common.settings import (
     unknown,
 )
 from flwr_frl.task.data.datasets import (
+    FORM,
+    INSPECTED,
     MAX_CLASSES,
     Dataset,
     DataSettings,
+    ImageFile,
     ImageSet,
     Integers,
+    Pictures,
     Read,
+    common_shape,
     named_classes,
     stamp,
 )
 
 # Suffixes of files; a folder is read by the first of them for which it has files.
-FORMATS = (".parquet", ".csv", ".tsv", ".jsonl", ".json")
+FORMATS = (".parquet", ".arrow", ".csv", ".tsv", ".jsonl", ".json")
 # Words in the names of files and folders that tell their split.
 SPLITS = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -55,6 +63,10 @@ CLIENT_NAMES = (
 NUMBERS = {"id", "index", "row", "number", "unique", "unnamed", "timestamp", "time"}
 # Cells of CSV files without a value, besides those that pandas writes.
 EMPTY = ["", "?", "NA", "N/A", "NaN", "nan", "null", "None"]
+# A number as texts of a column have it in which few other cells are none.
+NUMBER = r"(?i)^\s*[+-]?(\d+\.?\d*|\.\d+|inf|nan)(e[+-]?\d+)?\s*$"
+# Share of a column's cells up to which texts among numbers are mistakes.
+FEW = 0.1
 # Whole numbers with more different values are no classes, unless the user says so.
 MANY = 20
 
@@ -66,12 +78,12 @@ class ColumnSettings(DataSettings):
     Parameters
     ----------
     input_columns : str, default ""
-        Comma-separated columns of numbers. By default the only column of lists of
-        numbers, otherwise all columns of numbers except the label, the client and those
-        that count the rows, such as ``id``.
+        The column of images, or comma-separated columns of numbers. By default the only
+        column of images or of lists, otherwise all columns of numbers except the label,
+        the client and those that count the rows, such as ``id``.
     label_column : str, default ""
-        The column to predict; by default one named ``label``, ``labels``, ``target`` or
-        ``class``.
+        The column to predict; by default the only ``ClassLabel`` column, or one named
+        ``label``, ``labels``, ``target`` or ``class``.
     label_type : {"auto", "class", "number"}, default "auto"
         Whether the labels are classes, or numbers (regression). ``auto``: numbers if
         they have fractions or more than 20 different values.
@@ -126,7 +138,7 @@ def table_files(
         cache does not notice that it changes. "" if there is only ``data_dir``.
     settings : ColumnSettings
         Columns; ``data_dir`` overrides the name. It is a file, or a folder of files of
-        one format (`FORMATS`).
+        one format (`FORMATS`), such as ``save_to_disk`` writes.
     alone : bool, default False
         Whether all rows are those of one client.
 
@@ -155,7 +167,7 @@ def table_files(
             return _dataset(name, _joined(_splits(root, files)), settings, alone)
 
     chosen = [getattr(settings, field.name) for field in fields(ColumnSettings)]
-    return f"table/5/{version}/{chosen}/{alone}", read
+    return f"table/4{FORM}/{version}/{chosen}/{alone}", read
 
 
 def _downloaded(name: str, settings: ColumnSettings) -> Path:
@@ -216,12 +228,14 @@ class Table(NamedTuple):
 
 
 def _read(path: Path) -> Any:
-    from pyarrow import csv, json, parquet
+    from pyarrow import csv, ipc, json, parquet
 
     suffix = path.suffix.lower()
     with path.open("rb") as file:
         if suffix == ".parquet":
             return parquet.ParquetFile(file).read()
+        if suffix == ".arrow":
+            return ipc.open_stream(file).read_all()
         if suffix not in (".csv", ".tsv"):
             return json.read_json(file)
         # Spreadsheets of some countries separate cells by semicolons.
@@ -314,30 +328,37 @@ def _joined(splits: Mapping[str, list[Path]]) -> Table:
         pyarrow.concat_tables([t for _, t in part], promote_options="permissive")
         for part in files
     ]
+    # Equal integers must stand for equal classes.
+    names = [_class_names(table) for table in tables]
+    allowed = f"for testing the same classes as for training, {names[0]}"
+    require(names[0] == names[-1], "label-column", names[-1], allowed)
     rows = pyarrow.concat_tables(tables, promote_options="permissive")
     counts = [(path, len(table)) for part in files for path, table in part]
     return Table(rows, len(tables[0]), counts)
 
 
 def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset:
-    """Return the columns of a table as a data set."""
+    """Return a data set; its images are decoded when it is written."""
     rows, n = table.rows, table.trained
     client = s.client_column.strip() or _client_column(rows)
     inputs, label = _choose_columns(rows, s, client)
     clients, owners = _clients(table, client, bool(s.data_dir), alone)
-    targets, classes = _targets(table, label, s)
-    arrays = [_numbers(table, column, s.missing) for column in inputs]
-    numbers = np.concatenate(arrays, axis=1)
-    left = [c for c in rows.column_names if c not in {*inputs, label, client}]
-    kind = f"one of {len(classes)} classes" if classes else "a number"
-    by = f"the {len(clients)} of {client!r}" if client else f"{len(clients)} files"
-    notes: tuple[str, ...] = (
-        f"{name!r}: {label!r} is predicted as {kind}, from {_listed(inputs)}; "
-        + (f"not used: {_listed(left)}; " if left else "")
-        + f"clients: {by if clients else 'set by partition'}",
-    )
+    is_image = _is_image(rows[inputs[0]])
+    targets, classes = _targets(table, label, s, is_image)
+    numbers, notes = np.empty(0, np.float32), tuple[str, ...]()
+    if not is_image:
+        arrays = [_numbers(table, column, s.missing) for column in inputs]
+        numbers = np.concatenate(arrays, axis=1)
+        left = [c for c in rows.column_names if c not in {*inputs, label, client}]
+        kind = f"one of {len(classes)} classes" if classes else "a number"
+        by = f"the {len(clients)} of {client!r}" if client else f"{len(clients)} files"
+        notes = (
+            f"{name!r}: {label!r} is predicted as {kind}, from {_listed(inputs)}; "
+            + (f"not used: {_listed(left)}; " if left else "")
+            + f"clients: {by if clients else 'set by partition'}",
+        )
     parts = [np.arange(n), np.arange(n, len(rows))]
-    if s.window:
+    if s.window and not is_image:
         kinds = targets if classes else np.zeros_like(owners)
         order, parts, lengths = _windows(np.stack([owners, kinds], axis=1), n, s)
         allowed = "fewer rows, so that a series has windows for training and testing"
@@ -360,9 +381,17 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
             f"{'the last ones' if by_time else 'drawn at random'}, are held out for "
             "testing",
         )
+    images: list[Any] = [numbers[part] for part in parts] if not is_image else []
+    if is_image:
+        cells = rows[inputs[0]]
+        some = parts[0][:: -(-len(parts[0]) // INSPECTED)]
+        shape = common_shape(_sources(name, cells, some), s.image_size)
+        images = [
+            Pictures(_sources(name, cells, part), len(part), shape) for part in parts
+        ]
     train, test = (
-        ImageSet(numbers[part], targets[part], owners[part] if clients else None)
-        for part in parts
+        ImageSet(own, targets[part], owners[part] if clients else None)
+        for own, part in zip(images, parts, strict=True)
     )
     series = (client if clients else "", label if classes else "")
     return Dataset(train, test, classes, clients, notes, tuple(inputs), series)
@@ -449,23 +478,26 @@ def _choose_columns(rows: Any, s: ColumnSettings, client: str) -> tuple[list[str
     columns = rows.column_names
     # Names may contain line breaks.
     listed = " ".join(f"of the columns {', '.join(columns)}".split())
-    usual_labels = [name for name in LABEL_NAMES if name in columns]
-    label = s.label_column.strip() or next(iter(usual_labels), "")
+    candidates = [*_class_names(rows)] or [n for n in LABEL_NAMES if n in columns][:1]
+    label = s.label_column.strip() or (candidates[0] if len(candidates) == 1 else "")
     if label not in columns:
         raise unknown("label-column", label, columns, "the table")
     rest = [name for name in columns if name not in (label, client)]
+    images = [name for name in rest if _is_image(rows[name])]
     numbers = [name for name in rest if _is_numeric(rows[name])]
     inputs = [name.strip() for name in s.input_columns.split(",")]
     if not s.input_columns:
         lists = [name for name in numbers if hasattr(rows[name].type, "value_type")]
+        arrays = images or lists
         usual = [name for name in numbers if not _counts_rows(name)]
-        inputs = lists if len(lists) == 1 else usual
+        inputs = arrays if len(arrays) == 1 else usual
     for name in inputs:
-        if name not in numbers:
-            kind = "column of numbers in input-columns"
-            raise unknown(kind, name, numbers, "the table", code="input-columns")
-    allowed = f"columns of numbers with commas, {listed}"
-    require(bool(inputs), "input-columns", s.input_columns, allowed)
+        if name not in numbers + images:
+            kind, usable = "column of numbers in input-columns", numbers + images
+            raise unknown(kind, name, usable, "the table", code="input-columns")
+    valid = {*inputs} <= {*numbers} or len(inputs) == 1
+    allowed = f"one column of images, or columns of numbers with commas, {listed}"
+    require(bool(inputs) and valid, "input-columns", s.input_columns, allowed)
     return inputs, label
 
 
@@ -486,15 +518,50 @@ def _client_column(table: Any) -> str:
     return names[0] if len(names) == 1 else ""
 
 
-def _is_numeric(cells: Any) -> bool:
-    """Return whether cells are numbers, or lists of numbers."""
+def _class_names(table: Any) -> dict[str, tuple[str, ...]]:
+    """Return the names of classes that ``datasets`` has stored with integer columns."""
+    metadata = (table.schema.metadata or {}).get(b"huggingface", b"{}")
+    features = json.loads(metadata).get("info", {}).get("features", {})
+    return {
+        name: tuple(map(str, feature["names"]))
+        for name, feature in features.items()
+        if isinstance(feature, dict) and feature.get("_type") == "ClassLabel"
+    }
+
+
+def _is_image(cells: Any) -> bool:
+    """Return whether cells have the bytes of a file, as ``datasets`` stores images."""
     from pyarrow import types
 
+    return bool(
+        types.is_struct(cells.type) and cells.type.get_field_index("bytes") >= 0
+    )
+
+
+def _is_numeric(cells: Any) -> bool:
+    """Return whether cells are numbers, or lists of numbers.
+
+    Columns of numbers with a few texts are columns of numbers, which have mistakes.
+    """
+    from pyarrow import compute, types
+
+    if (texts := _texts(cells)) is not None:
+        count = compute.sum(texts).as_py() or 0
+        return bool(0 < count <= FEW * (len(cells) - cells.null_count))
     kind = cells.type
     while hasattr(kind, "value_type"):
         kind = kind.value_type
     tests = types.is_integer, types.is_floating, types.is_boolean
     return any(test(kind) for test in tests)
+
+
+def _texts(cells: Any) -> Any:
+    """Return which texts of a column are no numbers; None for other columns."""
+    from pyarrow import compute, types
+
+    if types.is_string(cells.type) or types.is_large_string(cells.type):
+        return compute.invert(compute.match_substring_regex(cells, NUMBER))
+    return None
 
 
 def _clients(
@@ -512,7 +579,7 @@ def _clients(
     else:
         named = [path.stem for path, _ in table.files]
         by_file = is_local and len(set(named)) > 1
-        # Files such as train-0.csv and part-0-of-2.parquet are parts of a split.
+        # Files such as train-0.csv and data-00000-of-00002.arrow are parts of a split.
         parts = ("-of-" in name or _words(name) & {*SPLITS} for name in named)
         if not by_file or any(parts):
             return (), np.zeros(count, np.int64)
@@ -539,7 +606,7 @@ def class_name(label: str) -> str:
 
 
 def _targets(
-    table: Table, label: str, s: ColumnSettings
+    table: Table, label: str, s: ColumnSettings, is_image: bool
 ) -> tuple[npt.NDArray[Any], tuple[str, ...]]:
     """Return the target of each row, and the names of the classes.
 
@@ -549,6 +616,10 @@ def _targets(
     cells = table.rows[label]
     _require_full(table, label, "label-column")
     values = cells.to_numpy()
+    if named := _class_names(table.rows).get(label):
+        valid = values.min() >= 0 and values.max() < len(named)
+        require(bool(valid), "label-column", label, f"integers below {len(named)}")
+        return values.astype(np.int64), named
     is_number = values.dtype.kind in "biuf"
     is_whole = is_number and bool((values == np.rint(values)).all())
     texts = values.astype(np.int64) if is_whole else values
@@ -557,7 +628,7 @@ def _targets(
     if not is_number:
         texts = np.array([class_name(value) for value in values])
     found, codes = np.unique(texts, return_inverse=True)
-    is_class = not is_number or (is_whole and len(found) <= MANY)
+    is_class = not is_number or (is_whole and (is_image or len(found) <= MANY))
     if s.label_type != "auto":
         is_class = s.label_type == "class"
     require(is_class or is_number, "label-type", s.label_type, f"class for {label!r}")
@@ -579,12 +650,16 @@ def _numbers(table: Table, column: str, missing: str) -> npt.NDArray[np.float32]
     Cells without a number are NaN if ``missing`` is ``mean``.
     """
     cells = table.rows[column]
-    allowed = "numbers, or lists of numbers of equal length"
-    with reading(f"column {column}", "input-columns", allowed):
-        if hasattr(cells.type, "value_type"):
+    texts = _texts(cells)
+    if texts is not None and (row := texts.index(True).as_py()) >= 0:
+        line = f"column {column!r} has {cells[row].as_py()!r} in {table.place(row)}; "
+        line += "expected a number or an empty cell, or other input-columns"
+        raise SettingsError(line, "input-columns")
+    if hasattr(cells.type, "value_type"):
+        with reading(f"column {column}", "input-columns", "lists of equal length"):
             values = np.array(cells.to_pylist(), np.float32)
-        else:
-            values = cells.cast("float64").to_numpy().astype(np.float32)
+    else:
+        values = cells.cast("float64").to_numpy().astype(np.float32)
     values = values.reshape(len(values), -1)
     invalid = np.isinf(values) if missing == "mean" else ~np.isfinite(values)
     if invalid.any():
@@ -595,3 +670,16 @@ def _numbers(table: Table, column: str, missing: str) -> npt.NDArray[np.float32]
             "missing",
         )
     return values
+
+
+def _sources(name: str, cells: Any, rows: Integers) -> Iterator[ImageFile]:
+    """Yield the images of a column, not decoded yet."""
+    for row in rows.tolist():
+        yield f"{row} of {name}", partial(_opened, cells[row])
+
+
+def _opened(cell: Any) -> Any:
+    from PIL import Image
+
+    # A path or a URL beside the bytes is ignored.
+    return Image.open(io.BytesIO(cell["bytes"].as_py()))

@@ -21,7 +21,7 @@ from flwr_frl.task.base import BaseTask
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet, Loss
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.tasks.table import FromTable, TableSettings
+from flwr_frl.task.tasks.table import FromTable, TableSettings, TableTask
 from flwr_frl.task.transfer import Role, is_source
 
 Matrix = npt.NDArray[np.float64]
@@ -485,7 +485,8 @@ class FromLinearTable(FromTable):
     ) -> Any:
         """Return the task; with 0 clients, client 0 has the whole table."""
         table = super().__call__(settings, num_clients, column_statistics)
-        is_number = not table.classes and len(table.shape) == 1
+        is_number = isinstance(table, TableTask) and not table.classes
+        is_number = is_number and len(table.shape) == 1
         allowed = 'number for linear regression: set label-type="number", and no window'
         require(is_number, "label-type", settings.label_type, allowed)
         clients = range(max(1, num_clients))

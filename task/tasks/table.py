@@ -22,7 +22,7 @@ from flwr_frl.task.data.tables import (
 )
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import changed
-from flwr_frl.task.tasks.image import ImageSettings, PartitionedTask
+from flwr_frl.task.tasks.image import ImageSettings, ImageTask, PartitionedTask
 
 Array = npt.NDArray[Any]
 
@@ -255,7 +255,7 @@ def of_client(task: BaseTask, client: int, name: str) -> BaseTask:
 
 @dataclass(frozen=True)
 class FromTable:
-    """Make the task of a table.
+    """Make the task of a table: a `TableTask`, or an `ImageTask` for images.
 
     Parameters
     ----------
@@ -272,9 +272,12 @@ class FromTable:
         settings: TableSettings,
         num_clients: int,
         column_statistics: Sequence[float] = (),
-    ) -> TableTask:
+    ) -> PartitionedTask:
         """Return the task; with 0 clients, client 0 has the whole data set."""
         dataset = self._dataset(settings, not num_clients)
+        if dataset.train.images.ndim == 4:
+            # The defaults of image folders apply.
+            return ImageTask("image-folder", settings, num_clients, dataset)
         return TableTask(settings, num_clients, dataset, statistics=column_statistics)
 
     def _dataset(self, settings: TableSettings, alone: bool) -> Dataset:

@@ -1,20 +1,25 @@
-"""Folders of tables and data sets of Hugging Face, with the real libraries."""
+"""Folders and data sets of Hugging Face, with the real libraries."""
 
+import socket
 from pathlib import Path
+from threading import Thread
 
 import named_tasks
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from command_line import rows_of, run
 from flwr.app import Context, RecordDict
+from PIL import Image
+from pyarrow import parquet
 from refusals import code_of
 
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.device.setup import build_client
 from flwr_frl.common.settings import resolve
 from flwr_frl.task.tasks import build_task
-from flwr_frl.task.tasks.table import TableTask
+from flwr_frl.task.tasks.image import ImageTask
 
 WRITERS, EACH = 4, 10
 BY_WRITER = {"client_column": "writer_id"}
@@ -28,25 +33,33 @@ def task_of(home: Path, name: str, num_clients: int, cache: Path | None = None, 
     return named_tasks.task_of("table", num_clients, **named)
 
 
+def letter(writer: int, number: int) -> np.ndarray:
+    """Return an image that encodes its writer and number."""
+    pixels = np.zeros((16, 16), np.uint8)
+    pixels[0, :2] = writer, number
+    return pixels
+
+
 def letters():
     """Return a data set like FEMNIST: no test split, and a column of writers."""
     import datasets
 
     pairs = [(w, i) for i in range(EACH) for w in range(WRITERS)]
     columns = {
-        "features": [[float(w), float(i)] for w, i in pairs],
+        "image": [Image.fromarray(letter(*pair)) for pair in pairs],
         "writer_id": [f"f{w:02d}" for w, _ in pairs],
-        "label": ["abc"[i % 3] for _, i in pairs],
+        "character": [i % 3 for _, i in pairs],
     }
-    return datasets.Dataset.from_dict(columns)
+    kinds = {"image": datasets.Image(), "writer_id": datasets.Value("string")}
+    kinds["character"] = datasets.ClassLabel(names=["a", "b", "c"])
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(kinds))
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory) -> Path:
     """A folder with data in all supported forms."""
     root = tmp_path_factory.mktemp("hub")
-    (root / "saved").mkdir()
-    letters().to_parquet(root / "saved" / "rows.parquet")
+    letters().save_to_disk(root / "saved")
     rng = np.random.default_rng(0)
     lines = ["width,height,place,kind"]
     for i in range(120):
@@ -62,12 +75,12 @@ def home(tmp_path_factory) -> Path:
 
 
 def pairs_in(examples) -> list[tuple[int, int]]:
-    return [tuple(map(int, row)) for row in examples.inputs]
+    return [tuple(map(int, image[0, :2, 0])) for image in examples.inputs]
 
 
 def test_clients_have_the_examples_of_their_writer(home):
     task = task_of(home, "saved", WRITERS, **BY_WRITER)
-    assert isinstance(task, TableTask)
+    assert isinstance(task, ImageTask)
     assert task.classes == ("a", "b", "c")
     assert task.client_names == ("f00", "f01", "f02", "f03")
     tested = 0
@@ -80,9 +93,9 @@ def test_clients_have_the_examples_of_their_writer(home):
             assert examples.targets.tolist() == [number % 3 for number in numbers]
         tested += len(test)
     assert tested == 0.2 * WRITERS * EACH
-    assert task.notes[1] == (
+    assert task.notes == (
         f"'{home / 'saved'}' has no test split: 8 of the 40 examples, drawn at "
-        "random, are held out for testing"
+        "random, are held out for testing",
     )
 
 
@@ -189,15 +202,48 @@ LABEL = [0, 1, 0, 1, 0]
 def test_missing_numbers_and_irregular_rows_are_an_error(tmp_path, columns, code):
     import datasets
 
-    datasets.Dataset.from_dict(columns).to_parquet(tmp_path / "rows.parquet")
-    assert code_of(task_of, tmp_path, "rows.parquet", 0, input_columns="x") == code
+    datasets.Dataset.from_dict(columns).save_to_disk(tmp_path / "rows")
+    assert code_of(task_of, tmp_path, "rows", 0, input_columns="x") == code
 
 
 # Classes, clients and held-out examples
 
 
+def save(folder: Path, **names_of: dict[str, list[str]]) -> None:
+    """Save splits of ten examples; the arguments have the class names of the columns.
+
+    The class of an example is x. The other columns have the class 0.
+    """
+    import datasets
+
+    splits = datasets.DatasetDict()
+    for part, names in names_of.items():
+        labels = [names["label"].index(name) for name in ("cat", "dog")] * 5
+        zeros = {column: [0] * 10 for column in names}
+        columns = {**zeros, "x": [[0.0], [1.0]] * 5, "label": labels}
+        kinds = {n: datasets.ClassLabel(names=listed) for n, listed in names.items()}
+        kinds["x"] = datasets.Sequence(datasets.Value("float32"))
+        features = datasets.Features(kinds)
+        splits[part] = datasets.Dataset.from_dict(columns, features=features)
+    splits.save_to_disk(folder)
+
+
 def write_table(path: Path, header: str, rows: list[str]) -> None:
     path.write_text("\n".join([header, *rows]))
+
+
+def test_parts_have_the_same_classes_in_the_same_order(tmp_path):
+    train = {"label": ["cat", "dog"]}
+    save(tmp_path / "animals", train=train, test=train)
+    before = sorted(tmp_path.rglob("*"))
+    task = task_of(tmp_path, "animals", 0, tmp_path.parent / "elsewhere")
+    for examples in task.train_examples(0), task.test_examples(0):
+        assert examples.targets.tolist() == examples.inputs[:, 0].int().tolist()
+    # Nothing is written into the user's folder.
+    assert sorted(tmp_path.rglob("*")) == before
+    for i, names in enumerate((["dog", "cat"], ["bird", "cat", "dog"])):
+        save(tmp_path / f"others-{i}", train=train, test={"label": names})
+        assert code_of(task_of, tmp_path, f"others-{i}", 0) == "label-column"
 
 
 def test_small_clients_share_the_held_out_examples(tmp_path):
@@ -220,7 +266,7 @@ def test_spellings_of_a_label_are_one_class(tmp_path):
         assert torch.equal(examples.targets, is_none.long())
 
 
-# Formats
+# Formats, and files that are not the data set's own
 
 
 def test_files_of_each_format_have_the_same_rows(tmp_path):
@@ -231,9 +277,10 @@ def test_files_of_each_format_have_the_same_rows(tmp_path):
     for name in ("parquet", "json"):
         (tmp_path / name).mkdir()
         getattr(rows, f"to_{name}")(tmp_path / name / f"rows.{name}")
+    rows.save_to_disk(tmp_path / "arrow")
     found = [
         list(task_of(tmp_path, name, 0).train_examples(0).batches(50))
-        for name in ("parquet", "json")
+        for name in ("parquet", "json", "arrow")
     ]
     for ((x, y),) in found:
         assert torch.equal(x, found[0][0][0])
@@ -252,3 +299,42 @@ def test_splits_are_named_by_files_and_a_subset_is_a_folder(tmp_path):
     assert len(task.test_examples(0)) == 4
     given["data_subset"] = "three"
     assert code_of(task_of, tmp_path, ".", 0, **given) == "data-subset"
+
+
+@pytest.fixture
+def url():
+    """The URL of a server that no data set may contact."""
+    contacts = []
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            contacts.append(connection)
+            connection.close()
+
+    Thread(target=serve, daemon=True).start()
+    yield f"http://127.0.0.1:{server.getsockname()[1]}"
+    server.shutdown(socket.SHUT_RDWR)
+    server.close()
+    assert not contacts
+
+
+@pytest.mark.parametrize("place", ["{other}", "file://{other}", "{url}/0.png"])
+def test_images_outside_of_the_data_are_not_read(tmp_path, url, place):
+    other = tmp_path / "secret.png"
+    Image.fromarray(letter(1, 2)).save(other)
+    place = place.format(other=other, url=url)
+    cell = pa.scalar(
+        {"bytes": None, "path": place}, pa.struct({"bytes": pa.binary(), "path": "str"})
+    )
+    rows = pa.table({"image": [cell] * 10, "label": [0, 1] * 5})
+    (tmp_path / "data").mkdir()
+    parquet.write_table(rows, tmp_path / "data" / "rows.parquet")
+    # Metadata is not read, either.
+    config = f"configs:\n- config_name: default\n  data_files: '{url}/s.csv'"
+    (tmp_path / "data" / "README.md").write_text(f"---\n{config}\n---\n")
+    assert code_of(task_of, tmp_path, "data", 0) == "data-dir"

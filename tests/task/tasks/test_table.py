@@ -162,6 +162,16 @@ def test_missing_numbers_are_an_error_that_names_them_or_become_the_mean(
     assert (x[:, 1] == 0).sum() == 2
 
 
+def test_a_text_among_numbers_is_an_error_that_names_it(tmp_path, built):
+    columns = people()
+    age = [*columns["age"][:2], "n/a?", *columns["age"][3:]]
+    path = write(tmp_path / "people.csv", {**columns, "age": age})
+    error = refusal(built, path)
+    assert error.code == "input-columns"
+    assert "'age' has 'n/a?' in row 3 of 'people.csv'" in str(error)
+    assert built(path, input_columns="heart").columns == ("heart",)
+
+
 def test_the_default_model_has_a_head_of_one_layer(tmp_path, built):
     # Two layers are the default of LG-FedAvg.
     task = built(write(tmp_path / "people.csv", people()), head_layers=2)
