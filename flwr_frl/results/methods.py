@@ -191,7 +191,7 @@ class _Folder(NamedTuple):
     methods: dict[str, list[RunResult]]
 
 
-def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
+def compare(*folders: str | Path, protocol: str = "", baseline: str = "") -> Comparison:
     """Compare the methods of results folders.
 
     Folders whose clients have the same numbers of examples in each seed belong to the
@@ -203,8 +203,8 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
 
     Parameters
     ----------
-    *runs : str, Path or Run
-        Results folders, folders of single runs, or runs of `simulate`.
+    *folders : str or Path
+        Results folders, or folders of single runs.
     protocol : {"", "mean-last", "last", "best-validation"}, default ""
         The rounds of the results (setting ``result-protocol``); by default that of the
         runs, or ``last`` if a method was tested after its last round only.
@@ -230,23 +230,21 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
     allowed = ", ".join(PROTOCOLS)
     require(protocol in ("", *PROTOCOLS), "result-protocol", protocol, allowed)
     chosen = {"result-protocol": protocol} if protocol else {}
-    folders = [folder for each in runs for folder in _folders(each, chosen)]
-    require(bool(folders), "compare", runs, "at least one folder of results")
+    require(bool(folders), "compare", folders, "at least one folder of results")
+    loaded = [_read(Path(folder), chosen) for folder in folders]
     # Folders are named by what distinguishes their paths.
-    base = os.path.commonpath([each.place for each in folders])
-    folders = [
-        each._replace(place=os.path.relpath(each.place, base)) for each in folders
-    ]
-    evaluated_on = sorted({str(each.config["evaluate-on"]) for each in folders})
+    base = os.path.commonpath([each.place for each in loaded])
+    loaded = [each._replace(place=os.path.relpath(each.place, base)) for each in loaded]
+    evaluated_on = sorted({str(each.config["evaluate-on"]) for each in loaded})
     allowed = "the same value in all compared runs"
     require(len(evaluated_on) == 1, "evaluate-on", evaluated_on, allowed)
     tasks = dict[str, list[_Folder]]()
-    for folder in folders:
+    for folder in loaded:
         tasks.setdefault(_data_of(folder), []).append(folder)
     methods = [_by_method(of_task) for of_task in tasks.values()]
-    if len(folders) > 1 and all(len(each) < 2 for each in methods):
+    if len(loaded) > 1 and all(len(each) < 2 for each in methods):
         raise SettingsError(
-            f"compare is {several([each.place for each in folders])}, whose clients "
+            f"compare is {several([each.place for each in loaded])}, whose clients "
             "or seeds are not the same; expected two methods on the same clients",
             "clients",
         )
@@ -258,24 +256,11 @@ def compare(*runs: Any, protocol: str = "", baseline: str = "") -> Comparison:
         rows += tested(results, baseline)
     once = tested_once((row.method, row.summary) for row in rows)
     if once and not protocol:
-        return replace(compare(*runs, protocol="last", baseline=baseline), once=once)
+        return replace(compare(*folders, protocol="last", baseline=baseline), once=once)
     known = dict.fromkeys(row.method for row in rows)
     allowed = f"one of {', '.join(known)}"
     require(not baseline or baseline in known, "baseline", baseline, allowed)
     return Comparison(tuple(rows), evaluated_on[0], baseline)
-
-
-def _folders(runs: Any, chosen: Settings) -> list[_Folder]:
-    """Return the folders with the runs of a folder, a `Run` or `Runs`."""
-    if isinstance(runs, Mapping):
-        return [folder for run in runs.values() for folder in _folders(run, chosen)]
-    if not hasattr(runs, "folders"):
-        return [_read(Path(runs), chosen)]
-    first, *others = (_read(path, chosen) for path in runs.folders.values())
-    for each in others:
-        for name, results in each.methods.items():
-            first.methods[name] += results
-    return [first]
 
 
 def _read(path: Path, chosen: Settings) -> _Folder:

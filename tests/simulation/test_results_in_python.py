@@ -57,15 +57,12 @@ def test_runs_are_shown_as_a_table_and_a_run_as_a_short_line(runs):
 
 
 def test_runs_are_compared(runs):
-    comparison = compare(runs)
+    comparison = compare(next(iter(runs["fedrep"].folders.values())).parents[1])
     of_methods = {row.method: row for row in comparison.rows}
     assert of_methods.keys() == runs.keys()
     for name, row in of_methods.items():
         assert row.result == runs[name].summary["accuracy"]
         assert (len(row.clients), list(row.seeds)) == (5, [0, 1])
-    assert compare(*runs.values()) == comparison
-    (row,) = compare(runs["fedrep"]).rows
-    assert row.on_clients is None
     assert " fedrep " in repr(comparison)
 
 
