@@ -2,8 +2,8 @@ r"""Run and compare algorithms on a task, and write the results.
 
 FedAvg, FedRep and FLUTE on the bundled digits:
   python simulation.py
-Two algorithms, and a web page that shows their results during the run:
-  python simulation.py fedrep local --clients 10 --rounds 20 &
+Two algorithms; a second terminal shows their results as a web page during the run:
+  python simulation.py fedrep local --clients 10 --rounds 20
   python -m flwr_frl.results.page results
 The rate with the highest validation accuracy (options: tune --help):
   python simulation.py tune fedrep --grid 'learning-rate=0.01,0.1'
@@ -96,7 +96,7 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
         flags = SETTING_FLAGS
         text = "algorithms to compare; see --list"
         add("algorithms", nargs="*", metavar="ALGORITHM", help=text)
-        text = "inline: in this process; ray: on all cores; auto (default): by the run"
+        text = "inline: in this process; ray: on all cores; auto (default): by model"
         add("--backend", default="auto", help=text)
         text = "run N seeds, starting at --seed; report mean ± standard deviation"
         add("--seeds", type=int, metavar="N", help=text)

@@ -266,8 +266,8 @@ def choose_backend(settings: Settings) -> str:
     """Return ``ray`` or ``inline`` for a run with the backend ``auto``.
 
     Ray is chosen on a cluster (``RAY_ADDRESS``), with several GPUs, and on several
-    cores for long runs of models that are too large to train together. It is never
-    chosen if it is not installed, or cannot import the algorithm or the task.
+    cores for long runs of models with more than 50,000 values. It is never chosen if
+    it is not installed, or cannot import the algorithm or the task.
     """
     names = (str(settings["algorithm"]), str(settings["task"]))
     if find_spec("ray") is None or any(n.startswith("__main__:") for n in names):

@@ -22,7 +22,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import MemoryArray, Request, fill
+from flwr_frl.common.arrays import MemoryArray, Request, fill, sendable
 from flwr_frl.common.command_line import shorten_errors
 from flwr_frl.common.compression import UploadSettings
 from flwr_frl.common.settings import SettingsError, require, require_all_of_noise
@@ -462,7 +462,7 @@ class Strategy(Algorithm, uses_mean="only"):
         # A subclass may return NumPy's integers, which messages do not take.
         nodes = [int(node) for node in sampled]
         round = Round(self, server_round, arrays, config, nodes)
-        messages = self._open_round(round)
+        messages = sendable(self._open_round(round), grid)
         self._run.participation.open(round, messages, grid)
         return messages
 
@@ -595,7 +595,8 @@ class Strategy(Algorithm, uses_mean="only"):
             nodes = sorted({*nodes, *busy}, key=lambda n: (clients.name_of(n), n))
         nodes = evaluation.sample(server_round, nodes)
         kind = MessageType.EVALUATE
-        return self._open_round(Round(self, server_round, arrays, config, nodes, kind))
+        round = Round(self, server_round, arrays, config, nodes, kind)
+        return sendable(self._open_round(round), grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

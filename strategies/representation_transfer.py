@@ -7,6 +7,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
+from flwr_frl.common.arrays import sendable
 from flwr_frl.common.settings import require, setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT
@@ -130,7 +131,8 @@ class RepresentationTransfer(
         acknowledged = self._run.clients.acknowledged
         nodes = [n for n in targets if self._run.clients.name_of(n) in acknowledged]
         kind = MessageType.EVALUATE
-        return self._open_round(Round(self, server_round, arrays, config, nodes, kind))
+        round = Round(self, server_round, arrays, config, nodes, kind)
+        return sendable(self._open_round(round), grid)
 
 
 class RepresentationTransferLinear(

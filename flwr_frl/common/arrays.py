@@ -329,8 +329,14 @@ def plain(messages: Iterable[Message]) -> list[Message]:
     return [getattr(message, "plain", message) for message in messages]
 
 
+def sendable(messages: list[Message], grid: Any) -> list[Message]:
+    """Return messages as Flower's own, unless a grid of this package sends them."""
+    is_ours = getattr(grid, "in_process", False) or hasattr(grid, "wait_for")
+    return messages if is_ours else plain(messages)
+
+
 def request_of(message: Message) -> Request:
-    """Return what a message contains, its config unchecked.
+    """Return a message as a request, without checking its config.
 
     A request that was read may have been changed, so it is read again.
     """

@@ -62,7 +62,7 @@ def separate(
 def need(withheld: Mapping[str, Any], names: Iterable[str]) -> None:
     """Raise `SettingsError` if one of these settings is withheld."""
     for name in sorted(withheld.keys() & {*names}):
-        allowed = f"you to name it, too, by {name.replace('-', '_')}=..."
+        allowed = f"it as an argument, too: {name.replace('-', '_')}=..."
         require(False, name, withheld[name], allowed)
 
 

@@ -94,10 +94,11 @@ def load_run(
         ``state-dir`` of a device; by default the folder beside the checkpoint in which
         a simulation keeps its clients' states.
     **settings
-        Settings, with ``_`` in place of ``-``, that the file alone cannot set: ``task``
-        and ``algorithm`` if they are import paths, and ``data_dir`` if the model
-        depends on the client's data, such as the fine-tuned one of ``-ft``, FedBABU and
-        Per-FedAvg, if the run has ``coverage``, or if no file names the classes.
+        Settings, with ``_`` in place of ``-``, that the file alone cannot set, such as
+        ``task`` and ``algorithm`` if they are import paths or download data,
+        ``partition``, ``weights``, and ``data_dir`` if the model depends on the
+        client's data, such as the fine-tuned one of ``-ft``, FedBABU and Per-FedAvg, if
+        the run has ``coverage``, or if no file names the classes.
 
     Returns
     -------

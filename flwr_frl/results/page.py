@@ -101,7 +101,7 @@ class PageServer(ThreadingHTTPServer):
             super().__init__((LOOPBACK, port), _Handler)
         except (OSError, OverflowError) as error:
             allowed = f"a port that can be listened on ({error})"
-            require(False, "page", port, allowed)
+            require(False, "port", port, allowed)
         self.url = f"http://{LOOPBACK}:{self.server_address[1]}/"
 
     def handle_error(self, request: Any, client_address: Any) -> None:

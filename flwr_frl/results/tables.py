@@ -46,7 +46,7 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "bytes": ("MB", "{:,.1f}", 1e6),
     "loss-weighted": ("loss by examples", "{:.4g}", 1),
 }
-# Entries that terminal and page do not show; notebooks do.
+# Entries that only `table.tex` can show (``--columns``).
 DETAILS = (
     *("accuracy-weighted", "accuracy-best-decile", "evaluated", "rounds"),
     *("validation-accuracy", "validation-loss"),

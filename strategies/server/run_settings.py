@@ -77,7 +77,7 @@ class RunSettings(Checked):
         Import path ``package.module:Class`` of an experiment tracker, such as those for
         TensorBoard, W&B and MLflow in docs/your-own.md.
     tracker_uri : str, default ""
-        Address that the tracker receives.
+        Folder or address that is passed to the tracker.
     """
 
     algorithm: str = setting("fedrep", form="a name or import path", code=True)

@@ -12,6 +12,7 @@ import flwr
 import httpx
 import pytest
 from command_line import ROOT, assert_same_rows, rows_of
+from flwr.common.config import parse_config_args
 from flwr.common.constant import SUPERLINK_NODE_ID, SType
 from refusals import code_of
 
@@ -88,16 +89,18 @@ def test_constants_are_those_of_flower():
 TABLE = "seed = 3\n[own]\nrate = 0.5\n[own.deep]\nname = 'x'\n"
 
 
-def test_run_config_takes_pairs_or_a_file_with_tables(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "text",
+    [
+        *('seed=1 model="mlp" momentum=0.5 tls=true', "a='b c' seed=2", "", "a=1e-3"),
+        *("own.rate=2", "seed='x=y'", "file='parts.toml'", "table.toml"),
+    ],
+)
+def test_run_config_is_read_as_flower_reads_it(text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("table.toml").write_text(TABLE)
-    in_file = {"seed": 3, "own.rate": 0.5, "own.deep.name": "x"}
-    assert run_config(["table.toml"]) == in_file
-    assert run_config(["own.rate=2 tls=true", "a='b c'"]) == {
-        "own.rate": 2,
-        "tls": True,
-        "a": "b c",
-    }
+    expected = parse_config_args([text])
+    assert run_config([text]) == expected
 
 
 @pytest.mark.parametrize(

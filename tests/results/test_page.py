@@ -217,9 +217,9 @@ def test_only_the_page_is_served_and_only_locally(server, tmp_path):
 
 def test_port_in_use_is_an_error(server, tmp_path, capsys):
     port = server.server_address[1]
-    assert code_of(PageServer, tmp_path, port) == "page"
+    assert code_of(PageServer, tmp_path, port) == "port"
     assert main([str(tmp_path), "--port", str(port)]) == 2
-    assert f"page is {port}; expected a" in one_error(capsys.readouterr().err)
+    assert f"port is {port}; expected a" in one_error(capsys.readouterr().err)
 
 
 @pytest.mark.parametrize(

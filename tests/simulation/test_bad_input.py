@@ -121,7 +121,7 @@ def test_a_refused_run_deletes_and_moves_nothing(surroundings):
     (surroundings / "bytes").write_bytes(b"\xff\xfe")
     for setting, line in (
         ("initial-nodes=11", "~initial-nodes is 11; expected at most 10"),
-        ("tracker='foo'", "~tracker 'foo' cannot be imported: "),
+        ("tracker='foo'", "~tracker is 'foo'; expected an import path"),
         ("tracker='os:path'", "~expected a subclass of Tracker"),
         ("speed-model='fast'", "~unknown speed-model 'fast'"),
         ("speed-model='times.txt'", "~'soon' to float64"),
@@ -129,6 +129,15 @@ def test_a_refused_run_deletes_and_moves_nothing(surroundings):
     ):
         arguments = ("srpfl", *config(f"checkpoint-every=1 {setting}"))
         assert_refused(arguments, line, surroundings)
+
+
+def test_an_error_in_a_users_code_is_raised(surroundings):
+    lines = ["from flwr_frl.strategies import FedRep", "class Wrong(FedRep):"]
+    lines += ["    def aggregate(self, round):", "        return round.nothing"]
+    (surroundings / "wrong_aggregate.py").write_text("\n".join(lines))
+    arguments = ("wrong_aggregate:Wrong", "--rounds", "1", "--clients", "5")
+    with pytest.raises(AttributeError, match="nothing"):
+        run(surroundings / "out", *arguments)
 
 
 @pytest.mark.e2e

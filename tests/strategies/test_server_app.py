@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from disks import full
-from flwr.app import Context, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp.strategy import DifferentialPrivacyServerSideFixedClipping
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
@@ -65,6 +65,17 @@ def test_flower_s_differential_privacy_wraps_ours():
         strategy = DifferentialPrivacyServerSideFixedClipping(averaging(), 0.0, norm, 4)
         final = run_rounds(strategy, grid_of(4), to_record(START), range(1, 4))
         np.testing.assert_allclose(final["b"].numpy(), 3 * expected, rtol=1e-6)
+
+
+def test_a_wrapper_sends_flower_s_own_messages_to_nodes():
+    # Flower's `start` of a wrapper passes the grid of the SuperLink as it is.
+    grid = grid_of(4)
+    grid.in_process = False
+    strategy = DifferentialPrivacyServerSideFixedClipping(averaging(), 0.0, 1e6, 4)
+    for configure in (strategy.configure_train, strategy.configure_evaluate):
+        messages = list(configure(1, to_record(START), ConfigRecord(), grid))
+        assert len(messages) == 4
+        assert {type(message) for message in messages} == {Message}
 
 
 # Complete runs
