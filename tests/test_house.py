@@ -53,7 +53,7 @@ ROOMS = {
     "flwr_frl.strategies.server_app": (5, "doors"),
     "flwr_frl.clients.client_app": (5, "doors"),
 }
-FRONT = [f"flwr_frl.{name}" for name in ("backend", "cli", "running")]
+FRONT = [f"flwr_frl.{name}" for name in ("cli", "running")]
 FORBIDDEN = {
     "task": ["flwr", "flwr_frl.clients", "flwr_frl.strategies", *FRONT],
     "clients": ["flwr_frl.strategies", *FRONT],
