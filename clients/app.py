@@ -128,8 +128,7 @@ class App(ClientApp):
         with contextlib.suppress(SettingsError):
             setups = [client_setup(c, self.run_config, strict=False) for c in contexts]
             self.read_message(messages[0], contexts[0])
-            pairs = [(each.config, each.records) for each in requests]
-            asked = map(Asked, setups, messages, contexts, *zip(*pairs, strict=True))
+            asked = map(Asked, setups, messages, contexts, requests)
             done = self._as_rows(list(asked), kinds)
         others = [work for i, work in enumerate(works) if i not in done]
         rest = each_together(others, self._most(), self.cohort == "auto")

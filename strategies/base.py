@@ -230,19 +230,20 @@ class Strategy(Algorithm, uses_mean="only"):
         """
         reported: dict[str, list[tuple[float, float]]] = {}
         for reply in round.replies:
-            values = dict(reply.metrics)
-            weight = values.pop(keys.NUM_EXAMPLES, 1.0)
-            loss = next(filter(values.__contains__, LOSSES), "")
-            means_of = {"train-loss": values.pop(loss)} if loss else {}
+            values, means_of = reply.metrics, dict[str, float]()
+            weight = values.get(keys.NUM_EXAMPLES, 1.0)
+            if loss := next(filter(values.__contains__, LOSSES), ""):
+                means_of["train-loss"] = values[loss]
             if reply.node in self._run.clients.foreign:
-                means_of |= dict(sorted(values.items()))
+                others = values.keys() - {keys.NUM_EXAMPLES, loss}
+                means_of |= {name: values[name] for name in sorted(others)}
             for name, value in means_of.items():
                 reported.setdefault(name, []).append((weight, value))
         means = {}
         for name, pairs in reported.items():
-            weights, values = np.array(pairs).T
+            weights, numbers = np.array(pairs).T
             total = weights.sum()
-            means[name] = float(values @ weights / total) if total else 0.0
+            means[name] = float(numbers @ weights / total) if total else 0.0
         return means
 
     def initialize(self, grid: Grid) -> ArrayRecord:
@@ -399,6 +400,7 @@ class Strategy(Algorithm, uses_mean="only"):
     def _open_round(self, round: Round) -> list[Message]:
         """Return a message for each node of a round, and expect replies to them."""
         round.config[keys.SERVER_ROUND] = round.number
+        round.config.update(self._run.clients.common_config)
         if round.kind == MessageType.EVALUATE:
             self._run.evaluation.round = round
         else:
@@ -422,9 +424,10 @@ class Strategy(Algorithm, uses_mean="only"):
         if not nodes:
             return messages
         template = Message(RecordDict(), 0, round.kind, group_id=str(round.number))
-        shared = {keys.ARRAYS: sent}
+        shared, common = {keys.ARRAYS: sent}, dict(round.config)
         # The records' ids are unique as long as the messages hold the records.
         sizes = dict[int, int]()
+        size_of_shared = size_of({**shared, keys.CONFIG: common}, sizes)
         evaluates = round.kind == MessageType.EVALUATE
         for node in nodes:
             name, records = self._run.clients.name_of(node), shared
@@ -439,18 +442,19 @@ class Strategy(Algorithm, uses_mean="only"):
                 if round.kind == MessageType.TRAIN and self._run.round.returns_own:
                     self._run.round.like[keys.HEAD] = records[keys.HEAD]
             config = self._config(node, round.config)
-            messages.append(Request(template, node, records, config))
-            round.asked.add(node)
-            round.bytes_down += size_of({**records, keys.CONFIG: config}, sizes)
+            messages.append(Request(template, node, records, config, common))
+            round.bytes_down += size_of_shared + size_of(config)
+            if records is not shared:
+                round.bytes_down += size_of(records, sizes) - size_of(shared, sizes)
+        round.asked.update(nodes)
         return messages
 
     def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:
-        """Return the config of a node's message; subclasses add entries to it.
+        """Return the entries of a message's config that may differ between nodes.
 
         ``config`` is the round's, with ``server-round``.
         """
-        server_round = int(cast(int, config[keys.SERVER_ROUND]))
-        return {**self._run.clients.config(node, server_round), **config}
+        return self._run.clients.config(node, cast(int, config[keys.SERVER_ROUND]))
 
     # Training.
 

@@ -44,6 +44,7 @@ from flwr_frl.clients.device.state import StoredArrays
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
     ReplyRows,
+    Request,
     RowArrays,
     RowReply,
     finite_rows,
@@ -87,15 +88,23 @@ class CannotBeRowsError(Exception):
 class Asked(NamedTuple):
     """A message, with the settings of its client and the context of its node.
 
-    ``config`` has the entries of the message's config, unchecked, and ``records`` its
-    other records.
+    ``request`` is the message with its config, which is not checked.
     """
 
     setup: Setup
     message: Message
     context: Context
-    config: dict[str, Any]
-    records: dict[str, Any]
+    request: Request
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The message's config."""
+        return self.request.config
+
+    @property
+    def records(self) -> dict[str, Any]:
+        """The message's other records."""
+        return self.request.records
 
 
 def fit_rows(
@@ -201,8 +210,8 @@ def _alike(asked: Sequence[Asked], inherited: Sequence[str]) -> dict[int, Asked]
 
     The clients' class must inherit the methods of these names from `Client`.
     """
-    setup, _, _, config, first = asked[0]
-    kind = setup.kind
+    setup, _, _, request = asked[0]
+    kind, first = setup.kind, request.records
     # The initial values of personal arrays may depend on the received ones.
     may_differ = inherited is STEPS and not kind.personal
     records = first.keys() - ({keys.HEAD} if may_differ else set())
@@ -217,8 +226,8 @@ def _alike(asked: Sequence[Asked], inherited: Sequence[str]) -> dict[int, Asked]
         return {}
     if setup.device.dp_noise or setup.device.upload_compressor != NONE:
         return {}
-    check_config(config)
-    common = _common(config)
+    check_config(request.config)
+    of_round, of_node = request.of_round, _common(request.of_node)
 
     def fits(each: Asked) -> bool:
         content = each.records
@@ -227,7 +236,8 @@ def _alike(asked: Sequence[Asked], inherited: Sequence[str]) -> dict[int, Asked]
             and (may_differ or content[keys.ARRAYS] is first[keys.ARRAYS])
             and each.context.node_config.keys() == SIMULATED
             and each.setup.run is setup.run
-            and _common(each.config) == common
+            and (each.request.of_round is of_round or each.request.of_round == of_round)
+            and _common(each.request.of_node) == of_node
         )
 
     return {i: each for i, each in enumerate(asked) if fits(each)}
@@ -336,8 +346,8 @@ class Rows:
         return {} if weights == "balanced" else _alike(asked, STEPS)
 
     def __init__(self, asked: Sequence[Asked], only_if_faster: bool) -> None:
-        setup, message, context, sent, _ = asked[0]
-        config = check_config(sent)
+        setup, message, context, request = asked[0]
+        config = check_config(request.config)
         self._asked, self._only_if_faster = asked, only_if_faster
         self._client = client = build_client(context, setup, config)
         # Before the models are copied: the copies may not fit into the memory.

@@ -151,7 +151,8 @@ class Nodes:
 
     def __init__(self, asked: Sequence[Asked], only_if_faster: bool) -> None:
         self.asked, self.only_if_faster = asked, only_if_faster
-        self.setup, _, context, config, _ = asked[0]
+        self.setup, _, context, request = asked[0]
+        config = request.config
         self.round = int(config[keys.SERVER_ROUND])
         self.client = cast(Node, build_client(context, self.setup, config))
         indices = tuple(each.setup.partition for each in asked)

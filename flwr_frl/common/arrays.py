@@ -305,8 +305,10 @@ class Request(UnreadMessage):
         The node.
     records : dict of str to record
         The arrays, by key of the record.
-    config : dict of str to object
-        The config.
+    of_node : dict of str to object
+        Entries of its config that may differ between the nodes.
+    of_round : mapping of str to object
+        Entries of its config that all messages share; those of the node precede them.
     message_id : str, default ""
         The id, which a grid gives it.
     """
@@ -314,8 +316,14 @@ class Request(UnreadMessage):
     template: Message
     node: int
     records: dict[str, Any]
-    config: dict[str, Any]
+    of_node: dict[str, Any]
+    of_round: Mapping[str, Any] = field(default_factory=dict)
     message_id: str = ""
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The config."""
+        return {**self.of_round, **self.of_node}
 
     def made(self) -> Message:
         """Return the message."""

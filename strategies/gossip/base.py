@@ -90,6 +90,8 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         self.edges: graphs.Edges = np.zeros((0, 2), np.int64)
         self.mixing_weights: graphs.Weights = np.zeros((0, 0))
         self.neighbours: list[list[int]] = []
+        # The weights w_ij of each node's neighbours, by number.
+        self._weights: list[dict[int, float]] = []
         self.lost: set[str] = set()
         self.sent: dict[str, dict[int, bytes]] = {}
         self.step = 0.0
@@ -113,6 +115,8 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         self.mixing_weights = weights = graphs.mixing_matrix(edges)
         others = weights * (1 - np.eye(len(names)))
         self.neighbours = [np.flatnonzero(row).tolist() for row in others]
+        rows = zip(self.neighbours, weights.tolist(), strict=True)
+        self._weights = [{j: row[j] for j in near} for near, row in rows]
         self.sent = {name: {} for name in names}
 
     def _identify(self, grid: Grid) -> list[int]:
@@ -173,35 +177,37 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
     def begin(self, round: Round) -> None:
         """Relay messages up to the previous round, and expect a message in replies."""
-        round.config[EXCHANGED_ROUND] = round.number - 1
+        round.config.update(self._exchanged(round.number - 1))
         round.attached_bytes = max(self._message_lengths, default=0)
 
     def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:
         """Add the neighbours' messages to the config.
 
-        Its entries are ``exchanged-round``, the last round whose messages are relayed;
-        ``consensus-step``; ``neighbour-weight``, Σ_j w_ij over the neighbours; and, if
-        there are messages, lists of equal length: ``relayed-rounds``,
-        ``relayed-senders``, ``relayed-weights`` (w_ij) and ``relayed-data``.
+        The entries are those of `_exchanged`; ``neighbour-weight``, Σ_j w_ij over the
+        neighbours; and, if there are messages, lists of equal length:
+        ``relayed-rounds``, ``relayed-senders``, ``relayed-weights`` (w_ij) and
+        ``relayed-data``.
         """
         i = self.number[self._run.clients.name_of(node)]
-        weights = self.mixing_weights[i]
-        about = {
-            **super()._config(node, config),
+        weights = self._weights[i]
+        about = super()._config(node, config)
+        if EXCHANGED_ROUND not in config:
             # An evaluation follows the exchange of its round.
-            EXCHANGED_ROUND: config.get(EXCHANGED_ROUND, config[SERVER_ROUND]),
-            "consensus-step": self.step,
-            "neighbour-weight": float(1 - weights[i]),
-        }
+            about |= self._exchanged(cast(int, config[SERVER_ROUND]))
+        about["neighbour-weight"] = float(1 - self.mixing_weights[i, i])
         if relayed := self.relayed(i):
             rounds, senders, data = zip(*relayed, strict=True)
             about |= {
                 "relayed-rounds": list(rounds),
                 "relayed-senders": [self.names[j] for j in senders],
-                "relayed-weights": weights[list(senders)].tolist(),
+                "relayed-weights": [weights[j] for j in senders],
                 "relayed-data": list(data),
             }
         return about
+
+    def _exchanged(self, server_round: int) -> dict[str, Any]:
+        """Return the last round whose messages are relayed, and the consensus step."""
+        return {EXCHANGED_ROUND: server_round, "consensus-step": self.step}
 
     def relayed(self, i: int) -> list[tuple[int, int, bytes]]:
         """Return the messages to a node since its last reply that counted.

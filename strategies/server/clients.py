@@ -475,12 +475,18 @@ class Clients:
 
     # Rounds that have counted.
 
-    def config(self, node: int, server_round: int) -> dict[str, Any]:
-        """Return the entries about the run in the config of a node's client.
+    @property
+    def common_config(self) -> dict[str, Any]:
+        """The run's token and the statistics of all devices' columns, if there are."""
+        entries = {keys.RUN: self.run_token, keys.COLUMNS: self._columns}
+        return {name: value for name, value in entries.items() if value}
 
-        They are the run's token, the client's last round that has counted, the round
-        to which a resume would return, the first fingerprint of its examples, the
-        node's registered name, and the statistics of all devices' columns.
+    def config(self, node: int, server_round: int) -> dict[str, Any]:
+        """Return the entries about a node's client in the config of its messages.
+
+        They are the client's last round that has counted, the round to which a resume
+        would return, the first fingerprint of its examples, and the node's registered
+        name.
         """
         row, checkpointed = self._rows.get(node), self.checkpointed
         name = row.name if row else str(node)
@@ -497,10 +503,6 @@ class Clients:
         }
         if node in self.registered:
             config[keys.REGISTERED_NAME] = self.registered[node]
-        if self.run_token:
-            config[keys.RUN] = self.run_token
-        if self._columns:
-            config[keys.COLUMNS] = self._columns
         examples = row and row.properties.get(keys.EXAMPLES)
         if isinstance(examples, str):
             config[keys.EXAMPLES] = self._examples.setdefault(name, examples)

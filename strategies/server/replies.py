@@ -309,7 +309,8 @@ def size_of(record: Mapping[str, Any], known: dict[int, int] | None = None) -> i
 
 def row_size(reply: RowReply) -> int:
     """Return the bytes of a reply that is a row; without messages, all have as many."""
-    rows, attached = reply.arrays.rows, sum(map(len, reply.attachments.values()))
+    rows = reply.arrays.rows
+    attached = len(rows.messages[reply.arrays.row]) if rows.messages else 0
     if not rows.num_bytes:
         rows.num_bytes = size_of(reply.made().content) - attached
     return rows.num_bytes + attached

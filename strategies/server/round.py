@@ -442,9 +442,9 @@ class Round:
             raise InvalidReplyError(f"is an error: {error_reason(message)}")
         strategy, name_of = self._strategy, self._strategy._run.clients.name_of
         if isinstance(message, RowReply) and is_valid_row(message, self.like):
-            reply = Reply(strategy, name_of(message.node), message.node, message)
-            reply.size, reply.metrics = row_size(message), message.metrics
-            reply.decoded[keys.ARRAYS] = message.arrays
+            values = row_size(message), message.metrics, {keys.ARRAYS: message.arrays}
+            node = message.node
+            reply = Reply(strategy, name_of(node), node, message, *values)
         else:
             node, size = message.metadata.src_node_id, size_of(message.content)
             reply = Reply(strategy, name_of(node), node, message, size)
@@ -535,9 +535,9 @@ class Round:
         clients = self._strategy._run.clients
         order = sorted(self.asked, key=lambda node: (clients.name_of(node), node))
         valid: dict[int, Reply] = {}
-        came = set[int]()
+        came, to_average = set[int](), list[Reply]()
         for message in messages:
-            if isinstance(message, RowReply):
+            if is_row := isinstance(message, RowReply):
                 node = message.node
             else:
                 node = message.metadata.src_node_id
@@ -555,7 +555,9 @@ class Round:
                 valid[node] = reply = self.accept(message)
                 self.bytes_up += reply.size
                 if self.running:
-                    self._average(reply)
+                    to_average.append(reply)
+                    if not is_row:
+                        self._average(to_average)
             except InvalidReplyError as error:
                 if message.has_content():
                     self.bytes_up += size_of(message.content)
@@ -567,6 +569,8 @@ class Round:
                     self.unused[name] = reply.unused
                     text = "client %s does not continue from its last state: %s"
                     log(WARNING, text, clients.label(name), reply.unused)
+        if self.running:
+            self._average(to_average)
         self.silent = [clients.name_of(node) for node in order if node not in came]
         if self.rejections:
             text = "rejected replies: %d; that of client %s %s"
@@ -574,15 +578,18 @@ class Round:
             log(WARNING, text, len(self.rejections), clients.label(name), reason)
         self.replies = [valid[node] for node in order if node in valid]
 
-    def _average(self, reply: Reply) -> None:
-        """Add a valid reply to the running mean, and free its arrays."""
+    def _average(self, replies: list[Reply]) -> None:
+        """Add valid replies to the running mean, and empty the list and the replies."""
         assert self.running
         with np.errstate(over="ignore", invalid="ignore"):
-            self.running.add(self._strategy.weights([reply])[0], reply.shared())
-        del reply.decoded[keys.ARRAYS]
-        # All rows are in memory until the last one is averaged.
-        if not (isinstance(reply.message, RowReply) and reply.message.is_unread):
-            del reply.message.content[keys.ARRAYS]
+            weights = self._strategy.weights(replies)
+            for weight, reply in zip(weights, replies, strict=True):
+                self.running.add(weight, reply.shared())
+                del reply.decoded[keys.ARRAYS]
+                # All rows are in memory until the last one is averaged.
+                if not getattr(reply.message, "is_unread", False):
+                    del reply.message.content[keys.ARRAYS]
+        replies.clear()
 
     @property
     def failure(self) -> str:

@@ -23,7 +23,7 @@ def test_an_unread_request_and_its_reply_equal_plain_messages() -> None:
     template = Message(RecordDict(), 0, "train", group_id="3")
     content = RecordDict({**records, "config": ConfigRecord({"server-round": 3})})
     plain = message_like(template, content, dst_node_id=7, message_id="5")
-    request = Request(template, 7, records, {"server-round": 3}, "5")
+    request = Request(template, 7, records, {}, {"server-round": 3}, "5")
     assert request_of(request) is request
     read = request_of(plain)
     assert (read.node, read.records, read.config) == (7, records, {"server-round": 3})

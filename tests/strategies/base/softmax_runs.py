@@ -250,7 +250,7 @@ class Run:
     def client(self, i: int, server_round: int) -> Client:
         """Return a client as the next message would set it up."""
         about = ConfigRecord({"server-round": server_round + 1})
-        config = ConfigRecord(self.strategy._config(i + 1, about))
+        config = ConfigRecord({**about, **self.strategy._config(i + 1, about)})
         context = copy(self.grid.contexts[i + 1])
         context.state = RecordDict(dict(context.state))
         setup = client_setup(context, self.settings)

@@ -155,7 +155,7 @@ class Network:
     def node(self, i: int) -> Node:
         """Return a node's vectors after the exchanges that precede an evaluation."""
         start = ConfigRecord({"server-round": self.round})
-        config = ConfigRecord(self.strategy._config(i + 1, start))
+        config = ConfigRecord({**start, **self.strategy._config(i + 1, start)})
         context = self.grid.contexts[i + 1]
         client = build_client(context, client_setup(context, self.settings), config)
         assert isinstance(client, base.Node)
