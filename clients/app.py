@@ -31,7 +31,13 @@ from flwr_frl.clients.device.setup import (
 )
 from flwr_frl.clients.device.state import versions_in
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import fill, memory_record, reply_with, request_of
+from flwr_frl.common.arrays import (
+    UnreadMessage,
+    fill,
+    memory_record,
+    reply_with,
+    request_of,
+)
 from flwr_frl.common.run_cache import begin_run, current_run
 from flwr_frl.common.secure.messages import SECURE
 from flwr_frl.common.settings import Resolved, Settings, SettingsError, require
@@ -87,7 +93,10 @@ class App(ClientApp):
             if keys.REGISTERED_NAME in config:
                 node["client-name"] = str(config[keys.REGISTERED_NAME])
         try:
-            return super().__call__(message, context)
+            reply = super().__call__(getattr(message, "plain", message), context)
+            # A SuperNode needs Flower's own messages.
+            is_ours = isinstance(message, UnreadMessage)
+            return reply if is_ours else getattr(reply, "plain", reply)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -179,7 +188,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         client = build_client(context, setup, config)
         client.settings = setup.in_round(client.settings, config)
         result = client.fit(unpack(message, client), config)
-        reply = reply_with(pack(message, client, result), message)
+        reply = pack(message, client, result)
         if is_secure:
             return mask(message, context, reply, client._state.directory)
         return reply

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar, get_args
 
-import torch
 from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
 from flwr.common import NDArrays
@@ -21,10 +20,12 @@ from flwr_frl.clients.device.groups import (
     REPRESENTATION,
     WHOLE,
     Groups,
+    Received,
     Shape,
     Tensors,
     array_names,
     check_groups,
+    copied,
     initial_arrays,
     personal_arrays,
     to_numpy,
@@ -38,6 +39,7 @@ from flwr_frl.clients.device.groups import FitResult as FitResult
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.upload import Upload
 from flwr_frl.common import messages as keys
+from flwr_frl.common.run_cache import run_object
 from flwr_frl.common.settings import (
     Setting,
     Settings,
@@ -399,13 +401,10 @@ class Client(NumPyClient):
         config : dict
             Config of the message; ``proximal-mu`` is the μ of Flower's FedProx.
         """
-        self.config, self.metrics, self.received = config, {}, {}
-        for name, array in zip(array_names(self, self.shared), parameters, strict=True):
-            # Shared by all clients of a process; `check_changes` reports changes.
-            tensor = torch.from_numpy(array).to(self._device)
-            # `transport="float16"` concerns only the messages.
-            is_half = tensor.dtype == torch.float16
-            self.received[name] = tensor.float() if is_half else tensor
+        self.config, self.metrics = config, {}
+        # Shared by all clients of a process; `check_changes` reports changes.
+        names, received = array_names(self, self.shared), run_object(Received)
+        self.received = received.tensors(names, parameters, self._device)
         personal = initial_arrays(self, self.personal)
         if self._upload:
             personal |= self._upload.initial_error(self)
@@ -459,7 +458,7 @@ class Client(NumPyClient):
         if personal:
             round_ = self.config.get(keys.SERVER_ROUND, self._state.round + 1)
             self._state.save(personal, int(round_))
-        copies = [to_numpy(arrays[name]).copy(order="C") for name in names]
+        copies = copied(names, [arrays[name] for name in names])
         n = len(self.task.train_examples(self._index))
         return copies, n, {"train-loss": loss, **self.metrics}
 

@@ -12,16 +12,27 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, FitResult
-from flwr_frl.clients.device.groups import array_names, check_changes, initial_arrays
+from flwr_frl.clients.device.groups import (
+    Copies,
+    array_names,
+    check_changes,
+    initial_arrays,
+    same_objects,
+)
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
     MemoryArray,
+    ReplyRows,
+    RowArrays,
+    RowReply,
     entries_of,
     fill,
     is_finite,
     memory_record,
+    reply_with,
     values_of,
 )
+from flwr_frl.common.run_cache import run_object
 from flwr_frl.common.settings import SettingsError, reason_of, require
 
 # File names contain the round with eight digits.
@@ -90,18 +101,29 @@ def check_config(record: Any) -> Config:
     return config
 
 
+class Unpacked:
+    """The arrays of the message that a process has read last."""
+
+    def __init__(self) -> None:
+        self.about: tuple[Any, ...] = ()
+        self.arrays: list[Array] = []
+        self.values: NDArrays = []
+
+
 def unpack(message: Message, client: Client) -> NDArrays:
     """Return a message's arrays in the order of the client's shared arrays.
 
     Raises `SettingsError` if the names differ from those of the shared groups, so a
     server cannot access other arrays, or if `_read` rejects an array.
     """
-    received = {
-        name: array
-        for record in message.content.values()
-        if isinstance(record, ArrayRecord)
-        for name, array in record.items()
-    }
+    records = [r for r in message.content.values() if isinstance(r, ArrayRecord)]
+    received = dict(pair for r in records for pair in entries_of(r).items())
+    kind, last = type(client), run_object(Unpacked)
+    about = kind, client.task, client.shared, [*received]
+    # All clients of a process receive the same objects, which are checked once.
+    is_usual = kind._takes is Client._takes and about == last.about
+    if is_usual and same_objects([*received.values()], last.arrays):
+        return list(last.values)
     expected = initial_arrays(client, client.shared)
     if received.keys() != expected.keys():
         # Names of a server may be of any length.
@@ -111,7 +133,9 @@ def unpack(message: Message, client: Client) -> NDArrays:
             f"{len(expected)} arrays; these are missing or unexpected: "
             f"{', '.join(sorted(names)[:9])}"
         )
-    return [_read(n, received[n], like, client) for n, like in expected.items()]
+    last.values = [_read(n, received[n], like, client) for n, like in expected.items()]
+    last.about, last.arrays = about, [*received.values()]
+    return list(last.values)
 
 
 def _read(name: str, array: Array, like: Tensor, client: Client) -> NDArray:
@@ -147,8 +171,8 @@ def _kind_of(dtype: torch.dtype) -> str:
     return torch.empty(0, dtype=dtype).numpy().dtype.kind
 
 
-def pack(message: Message, client: Client, reply: FitResult) -> RecordDict:
-    """Return the reply of `Client.fit` and the client's attachments as records.
+def pack(message: Message, client: Client, reply: FitResult) -> Message:
+    """Return the reply of `Client.fit` and the client's attachments as a message.
 
     Each array is in the record in which it was received, and float16 if it was received
     as such (``transport``); other arrays are in ``arrays``. The attachment of a
@@ -174,6 +198,15 @@ def pack(message: Message, client: Client, reply: FitResult) -> RecordDict:
             f"examples, and a dict of metrics, all numbers: {error}"
         ) from None
     check_changes(client)
+    if keys.SERVER_ROUND in client.config:
+        # The server rejects replies to another round.
+        metrics[keys.SERVER_ROUND] = client.config[keys.SERVER_ROUND]
+    if isinstance(values, Copies) and _is_row(message, client, values):
+        numbers: dict[str, Any] = {keys.NUM_EXAMPLES: count, **metrics}
+        columns = {name: [float(number)] for name, number in numbers.items()}
+        columns[keys.NUM_EXAMPLES] = [count]
+        rows = ReplyRows(values.parts, columns, [*client._attachments.values()])
+        return RowReply(message.metadata.dst_node_id, RowArrays(rows, 0), message)
     for name in client._upload.names(client) if client._upload else ():
         del arrays[name]
     records = RecordDict()
@@ -190,10 +223,23 @@ def pack(message: Message, client: Client, reply: FitResult) -> RecordDict:
     if arrays:
         rest = records.setdefault(keys.ARRAYS, ArrayRecord())
         cast(ArrayRecord, rest).update(memory_record(arrays))
-    if keys.SERVER_ROUND in client.config:
-        # The server rejects replies to another round.
-        metrics[keys.SERVER_ROUND] = client.config[keys.SERVER_ROUND]
-    return pack_metrics(client, count, metrics, records)
+    return reply_with(pack_metrics(client, count, metrics, records), message)
+
+
+def _is_row(message: Message, client: Client, values: Copies) -> bool:
+    """Return whether a reply has nothing but copies, metrics and a message."""
+    received = [r for r in message.content.values() if isinstance(r, ArrayRecord)]
+    arrays, sent = entries_of(message.content.get(keys.ARRAYS, {})), values.parts
+    dtypes = {array.dtype for array in arrays.values()}
+    return (
+        values.are_unchanged
+        and len(received) == (keys.ARRAYS in message.content)
+        and "float16" not in dtypes
+        # The order is that of the received arrays.
+        and [n for n in arrays if n in sent] == [n for n in sent if n in arrays]
+        and not (client._upload or client._state.unused)
+        and client._attachments.keys() <= {keys.MESSAGE}
+    )
 
 
 def as_received(array: NDArray, dtype: str) -> NDArray:

@@ -6,8 +6,9 @@ arrays beside the model.
 """
 
 import difflib
+import operator
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,9 +17,11 @@ import torch
 from flwr.common import NDArrays, Scalar
 from torch import Tensor, nn
 
+from flwr_frl.common.arrays import Parts, layout_of
 from flwr_frl.common.run_cache import TASKS_AT_A_TIME, run_cache
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
+from flwr_frl.task.models.split_model import LARGE
 
 if TYPE_CHECKING:
     from flwr_frl.clients.base import Client
@@ -53,6 +56,41 @@ def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
     return tensor.detach().cpu().numpy()
 
 
+class Copies(list[npt.NDArray[Any]]):
+    """Copies of tensors as arrays, which are parts of one vector."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self._views = parts, parts.layout.views(parts.matrix[0])
+        super().__init__(self._views)
+
+    @property
+    def are_unchanged(self) -> bool:
+        """True if no array has been replaced."""
+        return same_objects(self, self._views)
+
+
+def copied(names: Sequence[str], tensors: Sequence[Tensor]) -> NDArrays:
+    """Return copies of tensors as arrays; those of small models are `Copies`."""
+    with torch.no_grad():
+        rows = [tensor[None] for tensor in tensors]
+        if are_small(rows):
+            return Copies(parts_of(names, rows))
+    return [to_numpy(tensor).copy(order="C") for tensor in tensors]
+
+
+def are_small(rows: Sequence[Tensor]) -> bool:
+    """Return whether tensors, shapes (rows, ...), are best copied into one matrix."""
+    is_small = 0 < sum(t.numel() for t in rows) <= LARGE * len(rows[0])
+    return is_small and all(t.dtype == torch.float32 for t in rows)
+
+
+def parts_of(names: Sequence[str], tensors: Sequence[Tensor]) -> Parts:
+    """Return a copy of float32 tensors, shapes (rows, ...), as columns of a matrix."""
+    layout = layout_of((*names,), tuple(tuple(t.shape[1:]) for t in tensors))
+    matrix = torch.cat([tensor.flatten(1) for tensor in tensors], 1)
+    return Parts(to_numpy(matrix), layout)
+
+
 def to_tensors(
     arrays: Mapping[str, npt.NDArray[np.generic]], device: torch.device
 ) -> Tensors:
@@ -85,16 +123,23 @@ def groups_of(kind: "type[Client]", task: Task) -> dict[str, str]:
     return {name: kind._group_of(task, name) for name in task.initial_state}
 
 
+@run_cache(maxsize=4 * TASKS_AT_A_TIME)
+def model_arrays(kind: "type[Client]", task: Task, groups: Groups) -> Tensors:
+    """Return the initial values of those of the model's arrays that are in groups."""
+    group_of = groups_of(kind, task)
+    return {n: v for n, v in task.initial_state.items() if group_of[n] in groups}
+
+
 def initial_arrays(client: "Client", groups: Groups) -> Tensors:
     """Return the common initial values of groups, the model's own arrays first.
 
     They must not be modified. They are on the CPU unless `initial_group` returns
     received arrays, which are on the training device.
     """
-    state, group_of = client.task.initial_state, groups_of(type(client), client.task)
-    arrays = {name: state[name] for name, group in group_of.items() if group in groups}
+    kind, task = type(client), client.task
+    arrays = dict(model_arrays(kind, task, groups))
     for group in groups:
-        if group in WHOLE or group in group_of.values():
+        if group in WHOLE or group in groups_of(kind, task).values():
             continue
         for name, value in within(group, client.initial_group(group)).items():
             if not isinstance(value, Tensor):
@@ -112,6 +157,38 @@ def array_names(client: "Client", groups: Groups) -> list[str]:
     if groups not in cache:
         cache[groups] = list(initial_arrays(client, groups))
     return cache[groups]
+
+
+class Received:
+    """Arrays that a process has received, as tensors that its clients share."""
+
+    def __init__(self) -> None:
+        self._names, self._device = list[str](), torch.device("meta")
+        self._arrays: NDArrays = []
+        self._tensors: Tensors = {}
+
+    def tensors(
+        self, names: list[str], arrays: NDArrays, device: torch.device
+    ) -> Tensors:
+        """Return arrays as tensors; the same ones as before for the same arrays.
+
+        Half-precision numbers become float32: they concern only the messages.
+        """
+        if not (
+            same_objects(arrays, self._arrays)
+            and (names, device) == (self._names, self._device)
+        ):
+            tensors = (torch.from_numpy(array).to(device) for array in arrays)
+            each = zip(names, tensors, strict=True)
+            half = torch.float16
+            self._tensors = {n: t.float() if t.dtype == half else t for n, t in each}
+            self._names, self._arrays, self._device = names, [*arrays], device
+        return dict(self._tensors)
+
+
+def same_objects(first: Sequence[object], second: Sequence[object]) -> bool:
+    """Return whether two sequences contain the same objects in the same order."""
+    return len(first) == len(second) and all(map(operator.is_, first, second))
 
 
 def personal_arrays(client: "Client", groups: Groups) -> Arrays:

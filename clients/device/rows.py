@@ -26,9 +26,11 @@ from flwr_frl.clients.device.evaluation import class_mask, evaluate_clients
 from flwr_frl.clients.device.groups import (
     REPRESENTATION,
     Tensors,
+    are_small,
     array_names,
     check_changes,
     initial_arrays,
+    parts_of,
     to_numpy,
     under,
     zeros_like,
@@ -42,14 +44,7 @@ from flwr_frl.clients.device.setup import (
 )
 from flwr_frl.clients.device.state import StoredArrays
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import (
-    ReplyRows,
-    Request,
-    RowArrays,
-    RowReply,
-    finite_rows,
-    reply_with,
-)
+from flwr_frl.common.arrays import ReplyRows, Request, RowArrays, RowReply, finite_rows
 from flwr_frl.common.compression import NONE
 from flwr_frl.common.run_cache import run_object
 from flwr_frl.common.settings import ResourceError, TrainingDivergedError, reason_of
@@ -533,7 +528,7 @@ class Rows:
         """Answer the messages, as `Client.fit` does; None for clients that fail."""
         loss, sent, saved, metrics = self._updated()
         kept = {name: to_numpy(tensor) for name, tensor in saved.items()}
-        valid = finite_rows(kept, len(self._asked))
+        valid = finite_rows(kept.values(), len(self._asked))
         server_round = int(self.config[keys.SERVER_ROUND])
         for i, state in enumerate(self._states):
             if i in self._failed or not valid[i]:
@@ -575,10 +570,18 @@ class Rows:
         """Return the replies; None for clients that have failed."""
         client = self._client
         like: Any = self._asked[0].message.content[keys.ARRAYS]
-        arrays = {}
-        for name, tensor in sent.items():
-            values = np.ascontiguousarray(to_numpy(tensor))
-            arrays[name] = as_received(values, like[name].dtype if name in like else "")
+        arrays: Mapping[str, Any] = {}
+        is_half = any(array.dtype == "float16" for array in like.values())
+        if are_small([*sent.values()]) and not is_half:
+            arrays = parts_of([*sent], [*sent.values()])
+        else:
+            arrays = {
+                name: as_received(
+                    np.ascontiguousarray(to_numpy(tensor)),
+                    like[name].dtype if name in like else "",
+                )
+                for name, tensor in sent.items()
+            }
         server_round = float(self.config[keys.SERVER_ROUND])
         columns: dict[str, list[int | float]] = {
             keys.NUM_EXAMPLES: [len(each) for each in self._examples],
@@ -595,7 +598,7 @@ class Rows:
             of_client = cast(Config, row.metrics)
             count = int(of_client.pop(keys.NUM_EXAMPLES))
             result = [*row.arrays.values()], count, of_client
-            return reply_with(pack(message, client, result), message)
+            return pack(message, client, result)
 
         return [
             None if i in self._failed else reply(i, each)

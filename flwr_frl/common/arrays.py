@@ -24,6 +24,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from itertools import accumulate, pairwise, starmap
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,7 +40,15 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 
-from flwr_frl.common.messages import ARRAYS, BATCH_NORM, BYTES, CONFIG, MESSAGE, METRICS
+from flwr_frl.common.messages import (
+    ARRAYS,
+    BATCH_NORM,
+    BYTES,
+    CONFIG,
+    MESSAGE,
+    METRICS,
+    NUM_EXAMPLES,
+)
 from flwr_frl.common.settings import SettingsError
 
 NDArray = npt.NDArray[Any]
@@ -355,13 +364,70 @@ def request_of(message: Message) -> Request:
     return Request(message, message.metadata.dst_node_id, records, config)
 
 
+@dataclass(frozen=True, eq=False)
+class Layout:
+    """The places of float32 arrays in a vector.
+
+    Parameters
+    ----------
+    shapes : dict of str to tuple of int
+        The arrays' shapes by name, in their order in the vector.
+    """
+
+    shapes: dict[str, tuple[int, ...]]
+
+    @cached_property
+    def places(self) -> dict[str, slice]:
+        """The places by name."""
+        ends = accumulate(map(math.prod, self.shapes.values()), initial=0)
+        return dict(zip(self.shapes, starmap(slice, pairwise(ends)), strict=True))
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Number of bytes of the arrays as .npy files, and of their names."""
+        float32 = np.dtype(np.float32)
+        return sum(
+            len(name) + len(header(shape, float32)) + 4 * math.prod(shape)
+            for name, shape in self.shapes.items()
+        )
+
+    def views(self, vector: NDArray) -> list[NDArray]:
+        """Return views of the arrays in a vector."""
+        each = zip(self.places.values(), self.shapes.values(), strict=True)
+        return [vector[place].reshape(shape) for place, shape in each]
+
+
+@lru_cache(maxsize=64)
+def layout_of(names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> Layout:
+    """Return the layout of arrays, always the same object for the same arrays."""
+    return Layout(dict(zip(names, shapes, strict=True)))
+
+
+@dataclass(frozen=True, eq=False)
+class Parts(Mapping[str, NDArray]):
+    """Arrays (rows, ...) that are columns of a matrix; views are made when read."""
+
+    matrix: NDArray
+    layout: Layout
+
+    def __getitem__(self, name: str) -> NDArray:
+        part = self.matrix[:, self.layout.places[name]]
+        return part.reshape(len(part), *self.layout.shapes[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.layout.shapes)
+
+    def __len__(self) -> int:
+        return len(self.layout.shapes)
+
+
 @dataclass
 class ReplyRows:
     """The replies of several clients to a round, with a row of each array for each.
 
     Parameters
     ----------
-    arrays : dict of str to ndarray, shape (clients, ...)
+    arrays : mapping of str to ndarray, shape (clients, ...)
         The arrays. They must not be changed.
     metrics : dict of str to list
         The metrics, with a value for each client.
@@ -370,22 +436,41 @@ class ReplyRows:
 
     Attributes
     ----------
-    num_bytes : int
-        Number of bytes of a reply without its message, once it is known.
     valid : list of bool or None
         Whether each reply has the arrays and metrics that it must have, once checked.
     """
 
-    arrays: dict[str, NDArray]
+    arrays: Mapping[str, NDArray]
     metrics: dict[str, list[int | float]]
     messages: Sequence[bytes] = ()
-    num_bytes: int = field(default=0, init=False)
     valid: list[bool] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         """Protect the arrays."""
-        for array in self.arrays.values():
+        for array in self.blocks:
             array.flags.writeable = False
+
+    @cached_property
+    def count(self) -> int:
+        """Number of clients."""
+        return len(self.metrics[NUM_EXAMPLES])
+
+    @property
+    def blocks(self) -> list[NDArray]:
+        """Arrays that contain all values."""
+        if isinstance(self.arrays, Parts):
+            return [self.arrays.matrix]
+        return [*self.arrays.values()]
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Number of bytes of a client's arrays and their names."""
+        if isinstance(self.arrays, Parts):
+            return self.arrays.layout.num_bytes
+        return sum(
+            len(n) + len(header(a.shape[1:], a.dtype)) + a[:1].nbytes
+            for n, a in self.arrays.items()
+        )
 
 
 @dataclass(eq=False, repr=False)
@@ -394,6 +479,11 @@ class RowArrays(Mapping[str, NDArray]):
 
     rows: ReplyRows
     row: int
+
+    @property
+    def is_alone(self) -> bool:
+        """True if there is no other row."""
+        return self.rows.count == 1
 
     def __getitem__(self, name: str) -> NDArray:
         # An array without dimensions stays an array.
@@ -472,10 +562,10 @@ def is_parameter(name: str, value: NDArray) -> bool:
     )
 
 
-def finite_rows(arrays: Mapping[str, NDArray], count: int) -> list[bool]:
+def finite_rows(arrays: Iterable[NDArray], count: int) -> list[bool]:
     """Return for each of ``count`` rows of arrays whether all values are finite."""
     valid = np.full(count, True)
-    for array in arrays.values():
+    for array in arrays:
         if not is_finite(array):
             valid &= np.isfinite(array).all(tuple(range(1, array.ndim)))
     rows: list[bool] = valid.tolist()

@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.arrays import Request, enter_run, message_like, request_of
+from flwr_frl.common.arrays import Request, enter_run, message_like, plain, request_of
 from flwr_frl.common.messages import ANSWERS_NO_QUERY
 from flwr_frl.common.settings import (
     ResourceError,
@@ -88,8 +88,7 @@ def answer(
 
     def reply(message: Message, context: Context) -> Message:
         try:
-            # Flower's code receives Flower's messages, no subclasses.
-            return app(getattr(message, "plain", message), context)
+            return app(message, context)
         except ResourceError:
             raise
         except Exception as error:
@@ -98,9 +97,10 @@ def answer(
                 tracebacks[reason] = traceback.format_exc()
             return Message(Error(CLIENT_APP_ERROR, reason), reply_to=message)
 
-    works = [partial(reply, *pair) for pair in zip(messages, contexts, strict=True)]
-    # flwr-frl's app can train clients together.
+    # flwr-frl's app can train clients together. Others receive Flower's own messages.
     together = getattr(app, "together", None)
+    sent = messages if together else plain(messages)
+    works = [partial(reply, *pair) for pair in zip(sent, contexts, strict=True)]
     if together:
         return iter(together(works, messages, contexts))
     return (work() for work in works)

@@ -16,7 +16,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
     NPY,
+    Layout,
     MemoryArray,
+    Parts,
     ReplyRows,
     RowArrays,
     RowReply,
@@ -25,6 +27,7 @@ from flwr_frl.common.arrays import (
     finite_rows,
     header,
     is_parameter,
+    layout_of,
     memory_record,
     num_bytes,
     values_of,
@@ -308,33 +311,37 @@ def size_of(record: Mapping[str, Any], known: dict[int, int] | None = None) -> i
 
 
 def row_size(reply: RowReply) -> int:
-    """Return the bytes of a reply that is a row; without messages, all have as many."""
-    rows = reply.arrays.rows
-    attached = len(rows.messages[reply.arrays.row]) if rows.messages else 0
-    if not rows.num_bytes:
-        rows.num_bytes = size_of(reply.made().content) - attached
-    return rows.num_bytes + attached
+    """Return the bytes of a reply that is a row, as `size_of` its content."""
+    records = {keys.METRICS: reply.metrics, keys.BYTES: reply.attachments}
+    values = {name: record for name, record in records.items() if record}
+    return len(keys.ARRAYS) + reply.arrays.rows.num_bytes + size_of(values)
 
 
-def is_valid_row(reply: RowReply, like: Mapping[str, ArrayRecord]) -> bool:
+def is_valid_row(
+    reply: RowReply, like: Mapping[str, ArrayRecord], layout: Layout | None
+) -> bool:
     """Return whether a reply is an unread row that needs no further checks.
 
     It has arrays like these, all of its values are finite, and its metrics are those
-    that `check_values` allows.
+    that `check_values` allows. ``layout`` is that of the arrays if they can have one.
     """
     rows = reply.arrays.rows
     if rows.valid is None:
-        rows.valid = _valid_rows(rows, like)
+        rows.valid = _valid_rows(rows, like, layout)
     return reply.is_unread and rows.valid[reply.arrays.row]
 
 
-def _valid_rows(rows: ReplyRows, like: Mapping[str, ArrayRecord]) -> list[bool]:
-    count = len(rows.metrics[keys.NUM_EXAMPLES])
-    own = [(n, dtype_name(a.dtype), a.shape[1:]) for n, a in rows.arrays.items()]
-    if like.keys() != {keys.ARRAYS} or own != [
-        (n, a.dtype, tuple(a.shape)) for n, a in like[keys.ARRAYS].items()
-    ]:
-        return [False] * count
+def _valid_rows(
+    rows: ReplyRows, like: Mapping[str, ArrayRecord], layout: Layout | None
+) -> list[bool]:
+    count, dtypes = rows.count, set[str]()
+    if not (layout and isinstance(rows.arrays, Parts) and rows.arrays.layout is layout):
+        own = [(n, dtype_name(a.dtype), a.shape[1:]) for n, a in rows.arrays.items()]
+        dtypes = {dtype for _, dtype, _ in own}
+        if like.keys() != {keys.ARRAYS} or own != [
+            (n, a.dtype, tuple(a.shape)) for n, a in like[keys.ARRAYS].items()
+        ]:
+            return [False] * count
     try:
         # All values lie between these, and NumPy's are NaN if one is.
         for extreme in (np.min, np.max):
@@ -342,9 +349,16 @@ def _valid_rows(rows: ReplyRows, like: Mapping[str, ArrayRecord]) -> list[bool]:
     except InvalidReplyError:
         return [False] * count
     # `checked_arrays` limits float64 values, too.
-    if "float64" in {dtype for _, dtype, _ in own}:
-        return [False] * count
-    return finite_rows(rows.arrays, count)
+    return [False] * count if "float64" in dtypes else finite_rows(rows.blocks, count)
+
+
+def layout_like(like: Mapping[str, ArrayRecord]) -> Layout | None:
+    """Return the layout of expected arrays; None if replies cannot have one."""
+    arrays = entries_of(like.get(keys.ARRAYS, {}))
+    is_one = like.keys() == {keys.ARRAYS}
+    if not is_one or any(array.dtype != "float32" for array in arrays.values()):
+        return None
+    return layout_of((*arrays,), tuple(tuple(a.shape) for a in arrays.values()))
 
 
 # Arithmetic
@@ -360,6 +374,8 @@ class RunningMean:
     _total: float = 0.0
     _sums: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     _dtypes: dict[str, np.dtype[np.generic]] = field(default_factory=dict)
+    # All sums as one vector if they have a layout.
+    _vector: Parts | None = None
     # Rows that are added together, and their numbers and weights.
     _rows: ReplyRows | None = None
     _added: list[tuple[int, float]] = field(default_factory=list)
@@ -367,14 +383,18 @@ class RunningMean:
     def add(self, weight: float, arrays: Mapping[str, NDArray]) -> None:
         """Add arrays with a weight, at least 0."""
         self._total += weight
-        if isinstance(arrays, RowArrays) and (
-            arrays.rows is self._rows or not (self._sums or self._added)
-        ):
-            self._rows = arrays.rows
+        if isinstance(arrays, RowArrays):
+            if self._rows is not arrays.rows:
+                self._add_rows()
+                self._rows = arrays.rows
             self._added.append((arrays.row, weight))
-            return
-        if self._rows is not None:
-            self._add_rows(self._rows)
+            if not arrays.is_alone:
+                return
+        self._add_rows()
+        if not isinstance(arrays, RowArrays):
+            self._add(weight, arrays)
+
+    def _add(self, weight: float, arrays: Mapping[str, NDArray]) -> None:
         for name, value in arrays.items():
             total = self._sums.get(name)
             if total is None:
@@ -389,12 +409,26 @@ class RunningMean:
                     part = slice(start, start + SLICE)
                     total[part] += np.multiply(values[part], weight, dtype=np.float64)
 
-    def _add_rows(self, of: ReplyRows) -> None:
+    def _add_rows(self) -> None:
         """Add the rows in the order in which they came, as one after the other."""
-        numbers, weights = map(np.array, zip(*self._added, strict=True))
-        count = len(of.metrics[keys.NUM_EXAMPLES])
-        in_order = np.array_equal(numbers, np.arange(count))
-        for name, array in of.arrays.items():
+        of, added = self._rows, self._added
+        self._rows, self._added = None, []
+        if of is None:
+            return
+        parts = of.arrays if isinstance(of.arrays, Parts) else None
+        if self._sums:
+            sums = self._vector
+            for row, weight in added:
+                if parts and sums and sums.layout is parts.layout:
+                    scaled = np.multiply(parts.matrix[row], weight, dtype=np.float64)
+                    sums.matrix[0] += scaled
+                else:
+                    self._add(weight, RowArrays(of, row))
+            return
+        numbers, weights = map(np.array, zip(*added, strict=True))
+        in_order = np.array_equal(numbers, np.arange(of.count))
+        blocks = {"": parts.matrix} if parts else of.arrays
+        for name, array in blocks.items():
             rows = array if in_order else array[numbers]
             if (weights != 1).any():
                 columns = weights.reshape(-1, *[1] * (array.ndim - 1))
@@ -405,15 +439,18 @@ class RunningMean:
             total = add(rows, axis=0, dtype=np.float64)
             self._sums[name] = np.asarray(total[-1] if one else total)
             self._dtypes[name] = array.dtype
-        self._rows, self._added = None, []
+        if parts:
+            vector = self._sums.pop("")
+            self._vector = Parts(vector[None], parts.layout)
+            self._sums = dict(zip(parts, parts.layout.views(vector), strict=True))
+            self._dtypes = dict.fromkeys(parts, np.dtype(np.float32))
 
     def result(self) -> Arrays | None:
         """Return the mean, only once; None if the weights sum to 0.
 
         The mean has the dtypes of the first arrays; integers are rounded.
         """
-        if self._rows is not None:
-            self._add_rows(self._rows)
+        self._add_rows()
         if self._total == 0:
             return None
         means: Arrays = {}

@@ -17,7 +17,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import RowReply, entries_of, values_of
+from flwr_frl.common.arrays import Layout, RowReply, entries_of, values_of
 from flwr_frl.common.settings import SettingsError, require, unknown
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server import aggregation as rules
@@ -35,6 +35,7 @@ from flwr_frl.strategies.server.replies import (
     decompressed,
     error_reason,
     is_valid_row,
+    layout_like,
     row_size,
     size_of,
 )
@@ -432,6 +433,11 @@ class Round:
         expected = sum(map(size_of, like)) + self.attached_bytes
         return REPLY_FACTOR * expected + REPLY_ALLOWANCE
 
+    @cached_property
+    def _layout(self) -> Layout | None:
+        """The layout of the arrays that replies must have, if they can have one."""
+        return layout_like(self.like)
+
     def accept(self, message: Message) -> Reply:
         """Return a message's reply; raise `InvalidReplyError` if it cannot count.
 
@@ -441,7 +447,9 @@ class Round:
         if message.has_error():
             raise InvalidReplyError(f"is an error: {error_reason(message)}")
         strategy, name_of = self._strategy, self._strategy._run.clients.name_of
-        if isinstance(message, RowReply) and is_valid_row(message, self.like):
+        if isinstance(message, RowReply) and is_valid_row(
+            message, self.like, self._layout
+        ):
             values = row_size(message), message.metrics, {keys.ARRAYS: message.arrays}
             node = message.node
             reply = Reply(strategy, name_of(node), node, message, *values)
@@ -537,7 +545,7 @@ class Round:
         valid: dict[int, Reply] = {}
         came, to_average = set[int](), list[Reply]()
         for message in messages:
-            if is_row := isinstance(message, RowReply):
+            if isinstance(message, RowReply):
                 node = message.node
             else:
                 node = message.metadata.src_node_id
@@ -556,7 +564,7 @@ class Round:
                 self.bytes_up += reply.size
                 if self.running:
                     to_average.append(reply)
-                    if not is_row:
+                    if not isinstance(message, RowReply) or message.arrays.is_alone:
                         self._average(to_average)
             except InvalidReplyError as error:
                 if message.has_content():
@@ -586,9 +594,12 @@ class Round:
             for weight, reply in zip(weights, replies, strict=True):
                 self.running.add(weight, reply.shared())
                 del reply.decoded[keys.ARRAYS]
-                # All rows are in memory until the last one is averaged.
-                if not getattr(reply.message, "is_unread", False):
-                    del reply.message.content[keys.ARRAYS]
+                message = reply.message
+                if not (isinstance(message, RowReply) and message.is_unread):
+                    del message.content[keys.ARRAYS]
+                # The rows of several clients are in memory until the last is averaged.
+                elif message.arrays.is_alone:
+                    message.arrays.rows.arrays = {}
         replies.clear()
 
     @property
