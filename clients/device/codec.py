@@ -22,6 +22,7 @@ from flwr_frl.clients.device.groups import (
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
     MemoryArray,
+    Parts,
     ReplyRows,
     RowArrays,
     RowReply,
@@ -184,9 +185,10 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     names = array_names(client, client.sent)
     try:
         values, num_examples, metrics = reply
+        parts = values.whole if isinstance(values, Copies) else None
         # Arrays of third-party code may share memory with the model, which changes.
         arrays = {
-            n: v if v.flags.owndata else np.array(v)
+            n: v if parts or v.flags.owndata else np.array(v)
             for n, v in zip(names, values, strict=True)
         }
         metrics = {str(name): float(value) for name, value in metrics.items()}
@@ -201,11 +203,11 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     if keys.SERVER_ROUND in client.config:
         # The server rejects replies to another round.
         metrics[keys.SERVER_ROUND] = client.config[keys.SERVER_ROUND]
-    if isinstance(values, Copies) and _is_row(message, client, values):
+    if parts and _is_row(message, client, parts):
         numbers: dict[str, Any] = {keys.NUM_EXAMPLES: count, **metrics}
         columns = {name: [float(number)] for name, number in numbers.items()}
         columns[keys.NUM_EXAMPLES] = [count]
-        rows = ReplyRows(values.parts, columns, [*client._attachments.values()])
+        rows = ReplyRows(parts, columns, [*client._attachments.values()])
         return RowReply(message.metadata.dst_node_id, RowArrays(rows, 0), message)
     for name in client._upload.names(client) if client._upload else ():
         del arrays[name]
@@ -226,14 +228,13 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     return reply_with(pack_metrics(client, count, metrics, records), message)
 
 
-def _is_row(message: Message, client: Client, values: Copies) -> bool:
-    """Return whether a reply has nothing but copies, metrics and a message."""
+def _is_row(message: Message, client: Client, sent: Parts) -> bool:
+    """Return whether a reply has nothing but these arrays, metrics and a message."""
     received = [r for r in message.content.values() if isinstance(r, ArrayRecord)]
-    arrays, sent = entries_of(message.content.get(keys.ARRAYS, {})), values.parts
+    arrays = entries_of(message.content.get(keys.ARRAYS, {}))
     dtypes = {array.dtype for array in arrays.values()}
     return (
-        values.are_unchanged
-        and len(received) == (keys.ARRAYS in message.content)
+        len(received) == (keys.ARRAYS in message.content)
         and "float16" not in dtypes
         # The order is that of the received arrays.
         and [n for n in arrays if n in sent] == [n for n in sent if n in arrays]

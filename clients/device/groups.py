@@ -60,35 +60,36 @@ class Copies(list[npt.NDArray[Any]]):
     """Copies of tensors as arrays, which are parts of one vector."""
 
     def __init__(self, parts: Parts) -> None:
-        self.parts, self._views = parts, parts.layout.views(parts.matrix[0])
+        self._parts, self._views = parts, parts.layout.views(parts.matrix[0])
         super().__init__(self._views)
 
     @property
-    def are_unchanged(self) -> bool:
-        """True if no array has been replaced."""
-        return same_objects(self, self._views)
+    def whole(self) -> Parts | None:
+        """The vector; None if an array has been replaced."""
+        return self._parts if same_objects(self, self._views) else None
 
 
 def copied(names: Sequence[str], tensors: Sequence[Tensor]) -> NDArrays:
     """Return copies of tensors as arrays; those of small models are `Copies`."""
-    with torch.no_grad():
-        rows = [tensor[None] for tensor in tensors]
-        if are_small(rows):
-            return Copies(parts_of(names, rows))
+    if parts := parts_of(names, tensors):
+        return Copies(parts)
     return [to_numpy(tensor).copy(order="C") for tensor in tensors]
 
 
-def are_small(rows: Sequence[Tensor]) -> bool:
-    """Return whether tensors, shapes (rows, ...), are best copied into one matrix."""
-    is_small = 0 < sum(t.numel() for t in rows) <= LARGE * len(rows[0])
-    return is_small and all(t.dtype == torch.float32 for t in rows)
+def parts_of(
+    names: Sequence[str], tensors: Sequence[Tensor], stacked: bool = False
+) -> Parts | None:
+    """Return a copy of a small model's tensors as a row, or of stacked ones as rows.
 
-
-def parts_of(names: Sequence[str], tensors: Sequence[Tensor]) -> Parts:
-    """Return a copy of float32 tensors, shapes (rows, ...), as columns of a matrix."""
-    layout = layout_of((*names,), tuple(tuple(t.shape[1:]) for t in tensors))
-    matrix = torch.cat([tensor.flatten(1) for tensor in tensors], 1)
-    return Parts(to_numpy(matrix), layout)
+    It is None for large models and if not all tensors are float32.
+    """
+    start = int(stacked)
+    layout = layout_of((*names,), tuple([tensor.shape[start:] for tensor in tensors]))
+    if {tensor.dtype for tensor in tensors} != {torch.float32} or layout.size > LARGE:
+        return None
+    with torch.no_grad():
+        matrix = torch.cat([tensor.flatten(start) for tensor in tensors], start)
+    return Parts(to_numpy(matrix if stacked else matrix[None]), layout)
 
 
 def to_tensors(
@@ -193,6 +194,8 @@ def same_objects(first: Sequence[object], second: Sequence[object]) -> bool:
 
 def personal_arrays(client: "Client", groups: Groups) -> Arrays:
     """Return the current arrays of personal groups."""
+    if not groups:
+        return {}
     arrays = {**client.saved, **client.model.tensors}
     return {name: to_numpy(arrays[name]) for name in array_names(client, groups)}
 

@@ -26,7 +26,6 @@ from flwr_frl.clients.device.evaluation import class_mask, evaluate_clients
 from flwr_frl.clients.device.groups import (
     REPRESENTATION,
     Tensors,
-    are_small,
     array_names,
     check_changes,
     initial_arrays,
@@ -570,18 +569,15 @@ class Rows:
         """Return the replies; None for clients that have failed."""
         client = self._client
         like: Any = self._asked[0].message.content[keys.ARRAYS]
-        arrays: Mapping[str, Any] = {}
         is_half = any(array.dtype == "float16" for array in like.values())
-        if are_small([*sent.values()]) and not is_half:
-            arrays = parts_of([*sent], [*sent.values()])
-        else:
-            arrays = {
-                name: as_received(
-                    np.ascontiguousarray(to_numpy(tensor)),
-                    like[name].dtype if name in like else "",
-                )
-                for name, tensor in sent.items()
-            }
+        parts = None if is_half else parts_of([*sent], [*sent.values()], stacked=True)
+        arrays: Mapping[str, Any] = parts or {
+            name: as_received(
+                np.ascontiguousarray(to_numpy(tensor)),
+                like[name].dtype if name in like else "",
+            )
+            for name, tensor in sent.items()
+        }
         server_round = float(self.config[keys.SERVER_ROUND])
         columns: dict[str, list[int | float]] = {
             keys.NUM_EXAMPLES: [len(each) for each in self._examples],

@@ -383,6 +383,11 @@ class Layout:
         return dict(zip(self.shapes, starmap(slice, pairwise(ends)), strict=True))
 
     @cached_property
+    def size(self) -> int:
+        """Number of values."""
+        return sum(map(math.prod, self.shapes.values()))
+
+    @cached_property
     def num_bytes(self) -> int:
         """Number of bytes of the arrays as .npy files, and of their names."""
         float32 = np.dtype(np.float32)
@@ -414,6 +419,9 @@ class Parts(Mapping[str, NDArray]):
         part = self.matrix[:, self.layout.places[name]]
         return part.reshape(len(part), *self.layout.shapes[name])
 
+    def __contains__(self, name: object) -> bool:
+        return name in self.layout.shapes
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.layout.shapes)
 
@@ -436,6 +444,8 @@ class ReplyRows:
 
     Attributes
     ----------
+    num_bytes : int
+        Number of bytes of a reply without its message, once it is known.
     valid : list of bool or None
         Whether each reply has the arrays and metrics that it must have, once checked.
     """
@@ -443,6 +453,7 @@ class ReplyRows:
     arrays: Mapping[str, NDArray]
     metrics: dict[str, list[int | float]]
     messages: Sequence[bytes] = ()
+    num_bytes: int = field(default=0, init=False)
     valid: list[bool] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -462,8 +473,8 @@ class ReplyRows:
             return [self.arrays.matrix]
         return [*self.arrays.values()]
 
-    @cached_property
-    def num_bytes(self) -> int:
+    @property
+    def array_bytes(self) -> int:
         """Number of bytes of a client's arrays and their names."""
         if isinstance(self.arrays, Parts):
             return self.arrays.layout.num_bytes

@@ -5,6 +5,7 @@ that a reply declares never determines how much memory is allocated.
 """
 
 import io
+import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -311,10 +312,14 @@ def size_of(record: Mapping[str, Any], known: dict[int, int] | None = None) -> i
 
 
 def row_size(reply: RowReply) -> int:
-    """Return the bytes of a reply that is a row, as `size_of` its content."""
-    records = {keys.METRICS: reply.metrics, keys.BYTES: reply.attachments}
-    values = {name: record for name, record in records.items() if record}
-    return len(keys.ARRAYS) + reply.arrays.rows.num_bytes + size_of(values)
+    """Return the bytes of a reply that is a row; without messages, all have as many."""
+    rows = reply.arrays.rows
+    attached = len(rows.messages[reply.arrays.row]) if rows.messages else 0
+    if not rows.num_bytes:
+        records = {keys.METRICS: reply.metrics, keys.BYTES: reply.attachments}
+        others = size_of({name: record for name, record in records.items() if record})
+        rows.num_bytes = len(keys.ARRAYS) + rows.array_bytes + others - attached
+    return rows.num_bytes + attached
 
 
 def is_valid_row(
@@ -344,8 +349,8 @@ def _valid_rows(
             return [False] * count
     try:
         # All values lie between these, and NumPy's are NaN if one is.
-        for extreme in (np.min, np.max):
-            check_values({n: extreme(c).item() for n, c in rows.metrics.items()})
+        for extreme in (np.min, np.max) if count > 1 else (operator.itemgetter(0),):
+            check_values({n: float(extreme(c)) for n, c in rows.metrics.items()})
     except InvalidReplyError:
         return [False] * count
     # `checked_arrays` limits float64 values, too.
