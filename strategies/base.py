@@ -22,7 +22,13 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import MemoryArray, Request, fill, sendable
+from flwr_frl.common.arrays import (
+    Request,
+    entries_of,
+    layout_of,
+    memory_record,
+    sendable,
+)
 from flwr_frl.common.command_line import shorten_errors
 from flwr_frl.common.compression import UploadSettings
 from flwr_frl.common.settings import SettingsError, require, require_all_of_noise
@@ -38,7 +44,7 @@ from flwr_frl.strategies.server.replies import (
     Arrays,
     RunningMean,
     as_float16,
-    in_range,
+    is_finite,
     metric_record,
     rounded_to,
     size_of,
@@ -400,7 +406,11 @@ class Strategy(Algorithm, uses_mean="only"):
     def _open_round(self, round: Round) -> list[Message]:
         """Return a message for each node of a round, and expect replies to them."""
         round.config[keys.SERVER_ROUND] = round.number
-        round.config.update(self._run.clients.common_config)
+        clients = self._run.clients
+        if clients.run_token:
+            round.config[keys.RUN] = clients.run_token
+        if clients.columns:
+            round.config[keys.COLUMNS] = clients.columns
         if round.kind == MessageType.EVALUATE:
             self._run.evaluation.round = round
         else:
@@ -416,6 +426,10 @@ class Strategy(Algorithm, uses_mean="only"):
                 # Arrays that are also sent return in the precision of ``transport``.
                 both = {name: round.sent.get(name, like[name]) for name in like}
                 round.like = {keys.ARRAYS: ArrayRecord(both)}
+            arrays = entries_of(round.like[keys.ARRAYS])
+            if {array.dtype for array in arrays.values()} == {"float32"}:
+                shapes = tuple(tuple(array.shape) for array in arrays.values())
+                round.layout = layout_of((*arrays,), shapes)
         return self._messages(round, round.nodes)
 
     def _messages(self, round: Round, nodes: Sequence[int]) -> list[Message]:
@@ -556,10 +570,8 @@ class Strategy(Algorithm, uses_mean="only"):
             for array in result.values():
                 # The messages and the checkpoint hold them without copies.
                 array.flags.writeable = False
-            new = {name: MemoryArray(array) for name, array in result.items()}
-            # The clients of this process do not repeat the test.
-            if all(a.all_finite and in_range(a.values) for a in new.values()):
-                return fill(ArrayRecord(), new)
+            if is_finite(result):
+                return memory_record(result)
             why = "the result is not finite"
         log(WARNING, "round %d: %s; the old arrays stay", round.number, why)
         return None
@@ -659,7 +671,10 @@ def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:
         line = f"{name} returns {key!r} with the shape {shapes.get(key)}"
         raise SettingsError(f"{line}; expected {expected.get(key)}")
     return {
-        k: rounded_to(sent[k].dtype if sent else a.dtype, a) for k, a in arrays.items()
+        key: rounded_to(sent[key].dtype, array)
+        if sent and sent[key].dtype != array.dtype
+        else array
+        for key, array in arrays.items()
     }
 
 

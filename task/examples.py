@@ -77,8 +77,8 @@ class ExampleSet:
     def __post_init__(self) -> None:
         """Check types and lengths."""
         for name in ("inputs", "targets"):
-            value = getattr(self, name)
-            require(isinstance(value, Tensor), name, value, "a tensor")
+            if not isinstance(value := getattr(self, name), Tensor):
+                require(False, name, value, "a tensor")
         dtype = self.targets.dtype
         if not dtype.is_floating_point and dtype not in (torch.int64, torch.bool):
             # torch would take uint8 targets for a mask when it indexes with them.

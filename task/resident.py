@@ -20,13 +20,11 @@ class ResidentExamples:
 
     def get(self, task: Task, part: str, client: int) -> ExampleSet:
         """Return a client's examples, on the device if they fit."""
-        read = task.train_examples if part == "train" else task.test_examples
-        if current() == CPU:
-            return read(client)
         if self.task is not task:
             self.task, self.sets, self.room = task, {}, memory() // PART
         key = part, client
         if key not in self.sets:
+            read = task.train_examples if part == "train" else task.test_examples
             examples = read(client)
             if examples.num_bytes > self.room:
                 return examples.on(current())
@@ -41,9 +39,13 @@ def train_examples(task: Task, client: int) -> ExampleSet:
     Examples that exceed the limit stay where they are, and their batches are moved one
     by one.
     """
+    if current() == CPU:
+        return task.train_examples(client)
     return run_object(ResidentExamples).get(task, "train", client)
 
 
 def test_examples(task: Task, client: int) -> ExampleSet:
     """Return a client's test examples; see `train_examples`."""
+    if current() == CPU:
+        return task.test_examples(client)
     return run_object(ResidentExamples).get(task, "test", client)

@@ -21,8 +21,6 @@ from flwr_frl.clients.device.groups import (
 )
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
-    MemoryArray,
-    Parts,
     ReplyRows,
     RowArrays,
     RowReply,
@@ -159,9 +157,7 @@ def _read(name: str, array: Array, like: Tensor, client: Client) -> NDArray:
             f"array {name!r} of the message is of {kind} and shape {shape}; this "
             f"client's model has {like.dtype} and {tuple(like.shape)}"
         )
-    # All clients of one process receive the same object, which is checked once.
-    finite = isinstance(array, MemoryArray) and array.all_finite
-    if not finite and not is_finite(values):
+    if not is_finite(values):
         raise SettingsError(f"array {name!r} of the message is not finite")
     return values
 
@@ -185,10 +181,10 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     names = array_names(client, client.sent)
     try:
         values, num_examples, metrics = reply
-        parts = values.whole if isinstance(values, Copies) else None
+        is_ours = isinstance(values, Copies) and same_objects(values, values.parts)
         # Arrays of third-party code may share memory with the model, which changes.
         arrays = {
-            n: v if parts or v.flags.owndata else np.array(v)
+            n: v if is_ours or v.flags.owndata else np.array(v)
             for n, v in zip(names, values, strict=True)
         }
         metrics = {str(name): float(value) for name, value in metrics.items()}
@@ -203,11 +199,13 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     if keys.SERVER_ROUND in client.config:
         # The server rejects replies to another round.
         metrics[keys.SERVER_ROUND] = client.config[keys.SERVER_ROUND]
-    if parts and _is_row(message, client, parts):
+    if is_ours and _is_row(message, client, names):
         numbers: dict[str, Any] = {keys.NUM_EXAMPLES: count, **metrics}
         columns = {name: [float(number)] for name, number in numbers.items()}
         columns[keys.NUM_EXAMPLES] = [count]
-        rows = ReplyRows(parts, columns, [*client._attachments.values()])
+        rows = ReplyRows(
+            cast(Copies, values).matrix, columns, [*client._attachments.values()]
+        )
         return RowReply(message.metadata.dst_node_id, RowArrays(rows, 0), message)
     for name in client._upload.names(client) if client._upload else ():
         del arrays[name]
@@ -228,7 +226,7 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     return reply_with(pack_metrics(client, count, metrics, records), message)
 
 
-def _is_row(message: Message, client: Client, sent: Parts) -> bool:
+def _is_row(message: Message, client: Client, sent: list[str]) -> bool:
     """Return whether a reply has nothing but these arrays, metrics and a message."""
     received = [r for r in message.content.values() if isinstance(r, ArrayRecord)]
     arrays = entries_of(message.content.get(keys.ARRAYS, {}))
@@ -237,7 +235,7 @@ def _is_row(message: Message, client: Client, sent: Parts) -> bool:
         len(received) == (keys.ARRAYS in message.content)
         and "float16" not in dtypes
         # The order is that of the received arrays.
-        and [n for n in arrays if n in sent] == [n for n in sent if n in arrays]
+        and [n for n in sent if n in arrays] == [n for n in arrays if n in {*sent}]
         and not (client._upload or client._state.unused)
         and client._attachments.keys() <= {keys.MESSAGE}
     )

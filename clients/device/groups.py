@@ -17,7 +17,7 @@ import torch
 from flwr.common import NDArrays, Scalar
 from torch import Tensor, nn
 
-from flwr_frl.common.arrays import Parts, layout_of
+from flwr_frl.common.arrays import Matrix, layout_of
 from flwr_frl.common.run_cache import TASKS_AT_A_TIME, run_cache
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
@@ -57,28 +57,26 @@ def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
 
 
 class Copies(list[npt.NDArray[Any]]):
-    """Copies of tensors as arrays, which are parts of one vector."""
+    """Copies of tensors as arrays, which are parts of the only row of ``matrix``."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts, self._views = parts, parts.layout.views(parts.matrix[0])
-        super().__init__(self._views)
-
-    @property
-    def whole(self) -> Parts | None:
-        """The vector; None if an array has been replaced."""
-        return self._parts if same_objects(self, self._views) else None
+    matrix: Matrix
+    parts: list[npt.NDArray[Any]]
 
 
 def copied(names: Sequence[str], tensors: Sequence[Tensor]) -> NDArrays:
     """Return copies of tensors as arrays; those of small models are `Copies`."""
-    if parts := parts_of(names, tensors):
-        return Copies(parts)
-    return [to_numpy(tensor).copy(order="C") for tensor in tensors]
+    matrix = matrix_of(names, tensors)
+    if matrix is None:
+        return [to_numpy(tensor).copy(order="C") for tensor in tensors]
+    parts = matrix.layout.views(matrix.rows[0])
+    copies = Copies(parts)
+    copies.matrix, copies.parts = matrix, parts
+    return copies
 
 
-def parts_of(
+def matrix_of(
     names: Sequence[str], tensors: Sequence[Tensor], stacked: bool = False
-) -> Parts | None:
+) -> Matrix | None:
     """Return a copy of a small model's tensors as a row, or of stacked ones as rows.
 
     It is None for large models and if not all tensors are float32.
@@ -88,8 +86,8 @@ def parts_of(
     if {tensor.dtype for tensor in tensors} != {torch.float32} or layout.size > LARGE:
         return None
     with torch.no_grad():
-        matrix = torch.cat([tensor.flatten(start) for tensor in tensors], start)
-    return Parts(to_numpy(matrix if stacked else matrix[None]), layout)
+        values = torch.cat([tensor.flatten(start) for tensor in tensors], start)
+    return Matrix(to_numpy(values if stacked else values[None]), layout)
 
 
 def to_tensors(

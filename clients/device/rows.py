@@ -29,7 +29,7 @@ from flwr_frl.clients.device.groups import (
     array_names,
     check_changes,
     initial_arrays,
-    parts_of,
+    matrix_of,
     to_numpy,
     under,
     zeros_like,
@@ -43,7 +43,14 @@ from flwr_frl.clients.device.setup import (
 )
 from flwr_frl.clients.device.state import StoredArrays
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import ReplyRows, Request, RowArrays, RowReply, finite_rows
+from flwr_frl.common.arrays import (
+    Matrix,
+    ReplyRows,
+    Request,
+    RowArrays,
+    RowReply,
+    finite_rows,
+)
 from flwr_frl.common.compression import NONE
 from flwr_frl.common.run_cache import run_object
 from flwr_frl.common.settings import ResourceError, TrainingDivergedError, reason_of
@@ -570,8 +577,8 @@ class Rows:
         client = self._client
         like: Any = self._asked[0].message.content[keys.ARRAYS]
         is_half = any(array.dtype == "float16" for array in like.values())
-        parts = None if is_half else parts_of([*sent], [*sent.values()], stacked=True)
-        arrays: Mapping[str, Any] = parts or {
+        matrix = None if is_half else matrix_of([*sent], [*sent.values()], stacked=True)
+        arrays: dict[str, Any] | Matrix = matrix or {
             name: as_received(
                 np.ascontiguousarray(to_numpy(tensor)),
                 like[name].dtype if name in like else "",

@@ -24,8 +24,8 @@ from collections.abc import (
 )
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from itertools import accumulate, pairwise, starmap
-from typing import Any, TypeVar
+from itertools import accumulate
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -112,11 +112,6 @@ class MemoryArray(Array):
         # Chunks are reused, because computing their digests takes time.
         array.__dict__["_chunks"] = self.slice_array()
         return array.deflate()
-
-    @cached_property
-    def all_finite(self) -> bool:
-        """True if no value is NaN or infinite."""
-        return is_finite(self.values)
 
 
 def values_of(array: Array) -> NDArray:
@@ -265,15 +260,10 @@ class UnreadMessage(Message):
     node: int
     is_unread = True
 
-    def made(self) -> Message:
-        """Return the message."""
-        raise NotImplementedError
-
     @cached_property
     def plain(self) -> Message:
         """The message, which may be changed from now on."""
-        self.is_unread = False
-        return self.made()
+        raise NotImplementedError
 
     @property
     def metadata(self) -> Metadata:
@@ -334,8 +324,10 @@ class Request(UnreadMessage):
         """The config."""
         return {**self.of_round, **self.of_node}
 
-    def made(self) -> Message:
-        """Return the message."""
+    @cached_property
+    def plain(self) -> Message:
+        """The message, which may be changed from now on."""
+        self.is_unread = False
         records = {**self.records, CONFIG: fill(ConfigRecord(), self.config)}
         about = {"dst_node_id": self.node, "message_id": self.message_id}
         return message_like(self.template, fill(RecordDict(), records), **about)
@@ -364,69 +356,49 @@ def request_of(message: Message) -> Request:
     return Request(message, message.metadata.dst_node_id, records, config)
 
 
-@dataclass(frozen=True, eq=False)
 class Layout:
     """The places of float32 arrays in a vector.
 
     Parameters
     ----------
-    shapes : dict of str to tuple of int
-        The arrays' shapes by name, in their order in the vector.
+    names : tuple of str
+        The arrays' names, in their order in the vector.
+    shapes : tuple of tuple of int
+        Their shapes.
+
+    Attributes
+    ----------
+    places : dict of str to (slice, tuple of int)
+        Each array's place and shape.
+    size : int
+        Number of values.
+    num_bytes : int
+        Number of bytes of the arrays as .npy files, and of their names.
     """
 
-    shapes: dict[str, tuple[int, ...]]
-
-    @cached_property
-    def places(self) -> dict[str, slice]:
-        """The places by name."""
-        ends = accumulate(map(math.prod, self.shapes.values()), initial=0)
-        return dict(zip(self.shapes, starmap(slice, pairwise(ends)), strict=True))
-
-    @cached_property
-    def size(self) -> int:
-        """Number of values."""
-        return sum(map(math.prod, self.shapes.values()))
-
-    @cached_property
-    def num_bytes(self) -> int:
-        """Number of bytes of the arrays as .npy files, and of their names."""
-        float32 = np.dtype(np.float32)
-        return sum(
-            len(name) + len(header(shape, float32)) + 4 * math.prod(shape)
-            for name, shape in self.shapes.items()
-        )
+    def __init__(
+        self, names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]
+    ) -> None:
+        *_, self.size = ends = [*accumulate(map(math.prod, shapes), initial=0)]
+        places = zip(map(slice, ends, ends[1:]), shapes, strict=False)
+        self.places = dict(zip(names, places, strict=True))
+        headers = (header(tuple(shape), np.dtype(np.float32)) for shape in shapes)
+        self.num_bytes = 4 * self.size + sum(map(len, (*names, *headers)))
 
     def views(self, vector: NDArray) -> list[NDArray]:
         """Return views of the arrays in a vector."""
-        each = zip(self.places.values(), self.shapes.values(), strict=True)
-        return [vector[place].reshape(shape) for place, shape in each]
+        return [vector[place].reshape(shape) for place, shape in self.places.values()]
 
 
-@lru_cache(maxsize=64)
-def layout_of(names: tuple[str, ...], shapes: tuple[tuple[int, ...], ...]) -> Layout:
-    """Return the layout of arrays, always the same object for the same arrays."""
-    return Layout(dict(zip(names, shapes, strict=True)))
+# The layout is the same object for the same arrays.
+layout_of = lru_cache(maxsize=64)(Layout)
 
 
-@dataclass(frozen=True, eq=False)
-class Parts(Mapping[str, NDArray]):
-    """Arrays (rows, ...) that are columns of a matrix; views are made when read."""
+class Matrix(NamedTuple):
+    """Float32 arrays of clients, with a row for each client."""
 
-    matrix: NDArray
+    rows: NDArray
     layout: Layout
-
-    def __getitem__(self, name: str) -> NDArray:
-        part = self.matrix[:, self.layout.places[name]]
-        return part.reshape(len(part), *self.layout.shapes[name])
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.layout.shapes
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.layout.shapes)
-
-    def __len__(self) -> int:
-        return len(self.layout.shapes)
 
 
 @dataclass
@@ -435,7 +407,7 @@ class ReplyRows:
 
     Parameters
     ----------
-    arrays : mapping of str to ndarray, shape (clients, ...)
+    arrays : dict of str to ndarray, shape (clients, ...), or Matrix
         The arrays. They must not be changed.
     metrics : dict of str to list
         The metrics, with a value for each client.
@@ -444,13 +416,17 @@ class ReplyRows:
 
     Attributes
     ----------
+    blocks : list of ndarray
+        Arrays with a row for each client that contain all values.
+    count : int
+        Number of clients.
     num_bytes : int
         Number of bytes of a reply without its message, once it is known.
     valid : list of bool or None
         Whether each reply has the arrays and metrics that it must have, once checked.
     """
 
-    arrays: Mapping[str, NDArray]
+    arrays: dict[str, NDArray] | Matrix
     metrics: dict[str, list[int | float]]
     messages: Sequence[bytes] = ()
     num_bytes: int = field(default=0, init=False)
@@ -458,30 +434,14 @@ class ReplyRows:
 
     def __post_init__(self) -> None:
         """Protect the arrays."""
-        for array in self.blocks:
-            array.flags.writeable = False
-
-    @cached_property
-    def count(self) -> int:
-        """Number of clients."""
-        return len(self.metrics[NUM_EXAMPLES])
-
-    @property
-    def blocks(self) -> list[NDArray]:
-        """Arrays that contain all values."""
-        if isinstance(self.arrays, Parts):
-            return [self.arrays.matrix]
-        return [*self.arrays.values()]
-
-    @property
-    def array_bytes(self) -> int:
-        """Number of bytes of a client's arrays and their names."""
-        if isinstance(self.arrays, Parts):
-            return self.arrays.layout.num_bytes
-        return sum(
-            len(n) + len(header(a.shape[1:], a.dtype)) + a[:1].nbytes
-            for n, a in self.arrays.items()
-        )
+        self.count = len(self.metrics[NUM_EXAMPLES])
+        arrays = self.arrays
+        if isinstance(arrays, Matrix):
+            self.blocks = [arrays.rows]
+        else:
+            self.blocks = [*arrays.values()]
+        for block in self.blocks:
+            block.flags.writeable = False
 
 
 @dataclass(eq=False, repr=False)
@@ -491,20 +451,20 @@ class RowArrays(Mapping[str, NDArray]):
     rows: ReplyRows
     row: int
 
-    @property
-    def is_alone(self) -> bool:
-        """True if there is no other row."""
-        return self.rows.count == 1
-
     def __getitem__(self, name: str) -> NDArray:
+        arrays = self.rows.arrays
+        if isinstance(arrays, Matrix):
+            place, shape = arrays.layout.places[name]
+            return arrays.rows[self.row, place].reshape(shape)
         # An array without dimensions stays an array.
-        return self.rows.arrays[name][self.row, ...]
+        return arrays[name][self.row, ...]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.rows.arrays)
+        arrays = self.rows.arrays
+        return iter(arrays.layout.places if isinstance(arrays, Matrix) else arrays)
 
     def __len__(self) -> int:
-        return len(self.rows.arrays)
+        return sum(1 for _ in self)
 
 
 @dataclass(eq=False, repr=False)
@@ -525,8 +485,10 @@ class RowReply(UnreadMessage):
     arrays: RowArrays
     asked: Message
 
-    def made(self) -> Message:
-        """Return the message."""
+    @cached_property
+    def plain(self) -> Message:
+        """The message, which may be changed from now on."""
+        self.is_unread = False
         metrics = fill(MetricRecord(), self.metrics)
         records = {ARRAYS: memory_record(self.arrays), METRICS: metrics}
         if self.attachments:

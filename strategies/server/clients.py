@@ -119,6 +119,8 @@ class Clients:
         settled, it is called only after a change of the connected nodes.
     run_token : str
         Identifies the run to the clients; saved in checkpoints.
+    columns : list of float
+        Statistics of the columns of all devices' tables; empty if there are none.
     acknowledged : dict of str to int
         Last round in which each client's reply counted.
     counted : int
@@ -156,7 +158,7 @@ class Clients:
         self.acknowledged: dict[str, int] = {}
         self.counted = self.checkpointed = 0
         # Statistics of the columns of all devices' tables, if devices report them.
-        self._columns: list[float] = []
+        self.columns: list[float] = []
         # Fingerprint of each simulated client's examples at its first message.
         self._examples: dict[str, str] = {}
         # `acknowledged` in the last checkpoint.
@@ -204,8 +206,8 @@ class Clients:
             taking_part = self._admitted(grid, nodes)
             every = [self.known[node].properties for node in taking_part]
             reported = [each[keys.COLUMNS] for each in every if keys.COLUMNS in each]
-            if reported and not self._columns:
-                self._columns = pooled(reported)
+            if reported and not self.columns:
+                self.columns = pooled(reported)
             # Until the model is settled, votes and `refusal_of` may change.
             self._last = nodes, taking_part if self._settled else None
         return list(taking_part)
@@ -419,7 +421,7 @@ class Clients:
         timeout = self.round_timeout if action == keys.STATISTICS else QUERY_TIMEOUT
         names = several([self.label_of(node) for node in nodes])
         log(INFO, "waiting for %s to send their %s", names, action)
-        config = {keys.COLUMNS: self._columns}
+        config = {keys.COLUMNS: self.columns}
         messages = [self._query(node, config, kind) for node in nodes]
         if received:
             for message in messages:
@@ -474,12 +476,6 @@ class Clients:
         )
 
     # Rounds that have counted.
-
-    @property
-    def common_config(self) -> dict[str, Any]:
-        """The run's token and the statistics of all devices' columns, if there are."""
-        entries = {keys.RUN: self.run_token, keys.COLUMNS: self._columns}
-        return {name: value for name, value in entries.items() if value}
 
     def config(self, node: int, server_round: int) -> dict[str, Any]:
         """Return the entries about a node's client in the config of its messages.
@@ -544,7 +540,7 @@ class Clients:
             keys.EXAMPLES: self._examples,
             "keys": self.keys,
             "labels": self._labels,
-            "columns": self._columns,
+            "columns": self.columns,
             "classes": str(self._model.get(keys.CLASSES_DIGEST, "")),
             "model": self._model if self._settled else {},
         }
@@ -555,7 +551,7 @@ class Clients:
         self.run_token = str(values["run"])
         self._examples = dict(values.get(keys.EXAMPLES, {}))
         self.keys = {name: str(key) for name, key in values.get("keys", {}).items()}
-        self._columns = list(values.get("columns", []))
+        self.columns = list(values.get("columns", []))
         self._model = dict(values.get("model", {}))
         self._settled = bool(self._model)
 

@@ -18,8 +18,8 @@ from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
     NPY,
     Layout,
+    Matrix,
     MemoryArray,
-    Parts,
     ReplyRows,
     RowArrays,
     RowReply,
@@ -28,7 +28,6 @@ from flwr_frl.common.arrays import (
     finite_rows,
     header,
     is_parameter,
-    layout_of,
     memory_record,
     num_bytes,
     values_of,
@@ -215,7 +214,7 @@ def _checked(array: Array, like: Array, shape: tuple[int, ...]) -> NDArray:
         values = _parsed(array.data, shape, dtype)
     if (values.shape, values.dtype) != (shape, dtype):
         raise ValueError(f"it holds {values.dtype}{list(values.shape)}")
-    if not (all_finite(values) and in_range(values)):
+    if not is_finite({"": values}):
         raise ValueError("its values are not finite, or too large")
     return values
 
@@ -316,9 +315,14 @@ def row_size(reply: RowReply) -> int:
     rows = reply.arrays.rows
     attached = len(rows.messages[reply.arrays.row]) if rows.messages else 0
     if not rows.num_bytes:
-        records = {keys.METRICS: reply.metrics, keys.BYTES: reply.attachments}
-        others = size_of({name: record for name, record in records.items() if record})
-        rows.num_bytes = len(keys.ARRAYS) + rows.array_bytes + others - attached
+        records: dict[str, Any] = {keys.METRICS: reply.metrics}
+        if rows.messages:
+            records[keys.BYTES] = reply.attachments
+        if isinstance(rows.arrays, Matrix):
+            of_arrays = rows.arrays.layout.num_bytes
+        else:
+            of_arrays = size_of(memory_record(reply.arrays))
+        rows.num_bytes = len(keys.ARRAYS) + of_arrays + size_of(records) - attached
     return rows.num_bytes + attached
 
 
@@ -332,38 +336,25 @@ def is_valid_row(
     """
     rows = reply.arrays.rows
     if rows.valid is None:
-        rows.valid = _valid_rows(rows, like, layout)
-    return reply.is_unread and rows.valid[reply.arrays.row]
-
-
-def _valid_rows(
-    rows: ReplyRows, like: Mapping[str, ArrayRecord], layout: Layout | None
-) -> list[bool]:
-    count, dtypes = rows.count, set[str]()
-    if not (layout and isinstance(rows.arrays, Parts) and rows.arrays.layout is layout):
-        own = [(n, dtype_name(a.dtype), a.shape[1:]) for n, a in rows.arrays.items()]
-        dtypes = {dtype for _, dtype, _ in own}
-        if like.keys() != {keys.ARRAYS} or own != [
-            (n, a.dtype, tuple(a.shape)) for n, a in like[keys.ARRAYS].items()
-        ]:
-            return [False] * count
-    try:
+        expected = entries_of(like.get(keys.ARRAYS, {})).items()
+        fits = like.keys() == {keys.ARRAYS}
+        if isinstance(rows.arrays, Matrix):
+            fits = fits and rows.arrays.layout is layout
+        else:
+            each = rows.arrays.items()
+            own = [(n, dtype_name(a.dtype), a.shape[1:]) for n, a in each]
+            fits = fits and own == [(n, a.dtype, tuple(a.shape)) for n, a in expected]
+            # `checked_arrays` limits float64 values, too.
+            fits = fits and "float64" not in (dtype for _, dtype, _ in own)
         # All values lie between these, and NumPy's are NaN if one is.
-        for extreme in (np.min, np.max) if count > 1 else (operator.itemgetter(0),):
-            check_values({n: float(extreme(c)) for n, c in rows.metrics.items()})
-    except InvalidReplyError:
-        return [False] * count
-    # `checked_arrays` limits float64 values, too.
-    return [False] * count if "float64" in dtypes else finite_rows(rows.blocks, count)
-
-
-def layout_like(like: Mapping[str, ArrayRecord]) -> Layout | None:
-    """Return the layout of expected arrays; None if replies cannot have one."""
-    arrays = entries_of(like.get(keys.ARRAYS, {}))
-    is_one = like.keys() == {keys.ARRAYS}
-    if not is_one or any(array.dtype != "float32" for array in arrays.values()):
-        return None
-    return layout_of((*arrays,), tuple(tuple(a.shape) for a in arrays.values()))
+        extremes = (np.min, np.max) if rows.count > 1 else (operator.itemgetter(0),)
+        try:
+            for extreme in extremes:
+                check_values({n: float(extreme(c)) for n, c in rows.metrics.items()})
+        except InvalidReplyError:
+            fits = False
+        rows.valid = finite_rows(rows.blocks, rows.count) if fits else []
+    return reply.is_unread and bool(rows.valid) and rows.valid[reply.arrays.row]
 
 
 # Arithmetic
@@ -379,8 +370,8 @@ class RunningMean:
     _total: float = 0.0
     _sums: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     _dtypes: dict[str, np.dtype[np.generic]] = field(default_factory=dict)
-    # All sums as one vector if they have a layout.
-    _vector: Parts | None = None
+    # All sums as one row if they have a layout.
+    _matrix: Matrix | None = None
     # Rows that are added together, and their numbers and weights.
     _rows: ReplyRows | None = None
     _added: list[tuple[int, float]] = field(default_factory=list)
@@ -393,7 +384,7 @@ class RunningMean:
                 self._add_rows()
                 self._rows = arrays.rows
             self._added.append((arrays.row, weight))
-            if not arrays.is_alone:
+            if arrays.rows.count > 1:
                 return
         self._add_rows()
         if not isinstance(arrays, RowArrays):
@@ -420,20 +411,20 @@ class RunningMean:
         self._rows, self._added = None, []
         if of is None:
             return
-        parts = of.arrays if isinstance(of.arrays, Parts) else None
+        matrix = of.arrays if isinstance(of.arrays, Matrix) else None
         if self._sums:
-            sums = self._vector
+            sums = self._matrix
             for row, weight in added:
-                if parts and sums and sums.layout is parts.layout:
-                    scaled = np.multiply(parts.matrix[row], weight, dtype=np.float64)
-                    sums.matrix[0] += scaled
+                if matrix and sums and sums.layout is matrix.layout:
+                    scaled = np.multiply(matrix.rows[row], weight, dtype=np.float64)
+                    sums.rows[0] += scaled
                 else:
                     self._add(weight, RowArrays(of, row))
             return
         numbers, weights = map(np.array, zip(*added, strict=True))
         in_order = np.array_equal(numbers, np.arange(of.count))
-        blocks = {"": parts.matrix} if parts else of.arrays
-        for name, array in blocks.items():
+        names = [""] if isinstance(of.arrays, Matrix) else [*of.arrays]
+        for name, array in zip(names, of.blocks, strict=True):
             rows = array if in_order else array[numbers]
             if (weights != 1).any():
                 columns = weights.reshape(-1, *[1] * (array.ndim - 1))
@@ -444,11 +435,12 @@ class RunningMean:
             total = add(rows, axis=0, dtype=np.float64)
             self._sums[name] = np.asarray(total[-1] if one else total)
             self._dtypes[name] = array.dtype
-        if parts:
+        if matrix:
             vector = self._sums.pop("")
-            self._vector = Parts(vector[None], parts.layout)
-            self._sums = dict(zip(parts, parts.layout.views(vector), strict=True))
-            self._dtypes = dict.fromkeys(parts, np.dtype(np.float32))
+            self._matrix = Matrix(vector[None], matrix.layout)
+            names = [*matrix.layout.places]
+            self._sums = dict(zip(names, matrix.layout.views(vector), strict=True))
+            self._dtypes = dict.fromkeys(names, np.dtype(np.float32))
 
     def result(self) -> Arrays | None:
         """Return the mean, only once; None if the weights sum to 0.
@@ -464,7 +456,7 @@ class RunningMean:
             # Floats are divided and converted in one pass.
             mean = np.empty(total.shape, dtype if dtype.kind == "f" else np.float64)
             np.divide(total, self._total, out=mean, casting="same_kind")
-            means[name] = rounded_to(dtype, mean)
+            means[name] = mean if dtype.kind == "f" else rounded_to(dtype, mean)
         return means
 
 
@@ -493,12 +485,10 @@ def rounded_to(
 
 def is_finite(arrays: Mapping[str, NDArray]) -> bool:
     """Return whether all values are finite and within float32's range."""
-    return all(in_range(a) and all_finite(a) for a in arrays.values())
-
-
-def in_range(array: NDArray) -> bool:
-    """Return whether an array has no float64 value beyond float32's range."""
-    return array.dtype != np.float64 or bool((np.abs(array) <= LARGEST).all())
+    return all(
+        all_finite(a) and (a.dtype != np.float64 or bool((np.abs(a) <= LARGEST).all()))
+        for a in arrays.values()
+    )
 
 
 def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:

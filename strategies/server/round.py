@@ -35,7 +35,6 @@ from flwr_frl.strategies.server.replies import (
     decompressed,
     error_reason,
     is_valid_row,
-    layout_like,
     row_size,
     size_of,
 )
@@ -206,7 +205,8 @@ class Reply:
         current version.
         """
         run, arrays = self._strategy._run, self.decoded[keys.ARRAYS]
-        if names := run.round.personal:
+        if self._strategy._personal:
+            names = run.round.personal
             arrays = {n: a for n, a in arrays.items() if n not in names}
         return run.participation.rebased(self.node, arrays)
 
@@ -272,6 +272,8 @@ class Round:
         The valid replies, in the order of the clients' names.
     like : dict of str to ArrayRecord
         All arrays that replies must resemble, by key of the record.
+    layout : Layout or None
+        The layout of these arrays, if replies can have one.
     attached_bytes : int
         Number of expected bytes besides arrays and numbers.
     asked : set of int
@@ -301,6 +303,7 @@ class Round:
     returns_own: bool = True
     replies: list[Reply] = field(default_factory=list)
     like: dict[str, ArrayRecord] = field(default_factory=dict)
+    layout: Layout | None = None
     attached_bytes: int = 0
     asked: set[int] = field(default_factory=set)
     asked_in: dict[int, int] = field(default_factory=dict)
@@ -382,10 +385,13 @@ class Round:
                 about = strategy.settings, strategy.state, self.arrays, self.centre()
                 mean = optimizer_step(*about, mean)
             self._means.append(mean)
-        # An algorithm may change the dict. Clients that have not trained yet receive
-        # the initial personal arrays.
-        initial = {name: self.arrays[name] for name in self.personal}
-        return None if self._means[0] is None else {**self._means[0], **initial}
+        if (mean := self._means[0]) is None:
+            return None
+        if self._strategy._personal:
+            # Clients that have not trained yet receive the initial personal arrays.
+            mean = mean | {name: self.arrays[name] for name in self.personal}
+        # An algorithm may change the dict.
+        return dict(mean)
 
     def _combined(self, replies: list[Reply]) -> Arrays | None:
         """Return the result of the rule of ``aggregation`` or of private averaging."""
@@ -433,26 +439,21 @@ class Round:
         expected = sum(map(size_of, like)) + self.attached_bytes
         return REPLY_FACTOR * expected + REPLY_ALLOWANCE
 
-    @cached_property
-    def _layout(self) -> Layout | None:
-        """The layout of the arrays that replies must have, if they can have one."""
-        return layout_like(self.like)
-
     def accept(self, message: Message) -> Reply:
         """Return a message's reply; raise `InvalidReplyError` if it cannot count.
 
         It must have the expected arrays, finite numbers, no other records, a limited
         size, and the number of this round; and the algorithm must accept it.
         """
-        if message.has_error():
-            raise InvalidReplyError(f"is an error: {error_reason(message)}")
         strategy, name_of = self._strategy, self._strategy._run.clients.name_of
         if isinstance(message, RowReply) and is_valid_row(
-            message, self.like, self._layout
+            message, self.like, self.layout
         ):
             values = row_size(message), message.metrics, {keys.ARRAYS: message.arrays}
             node = message.node
             reply = Reply(strategy, name_of(node), node, message, *values)
+        elif message.has_error():
+            raise InvalidReplyError(f"is an error: {error_reason(message)}")
         else:
             node, size = message.metadata.src_node_id, size_of(message.content)
             reply = Reply(strategy, name_of(node), node, message, size)
@@ -551,7 +552,7 @@ class Round:
                 node = message.metadata.src_node_id
             name = clients.name_of(node)
             came.add(node)
-            if message.has_error() and node not in self.asked:
+            if node not in self.asked and message.has_error():
                 # The SuperLink reports, under its own id, that a node has left.
                 log(INFO, "a client has not answered: %s", error_reason(message))
                 continue
@@ -564,7 +565,10 @@ class Round:
                 self.bytes_up += reply.size
                 if self.running:
                     to_average.append(reply)
-                    if not isinstance(message, RowReply) or message.arrays.is_alone:
+                    if (
+                        not isinstance(message, RowReply)
+                        or message.arrays.rows.count == 1
+                    ):
                         self._average(to_average)
             except InvalidReplyError as error:
                 if message.has_content():
@@ -598,8 +602,8 @@ class Round:
                 if not (isinstance(message, RowReply) and message.is_unread):
                     del message.content[keys.ARRAYS]
                 # The rows of several clients are in memory until the last is averaged.
-                elif message.arrays.is_alone:
-                    message.arrays.rows.arrays = {}
+                elif message.arrays.rows.count == 1:
+                    message.arrays.rows.arrays, message.arrays.rows.blocks = {}, []
         replies.clear()
 
     @property

@@ -8,7 +8,7 @@ custom step uses `flwr_frl.task.training.sgd` directly.
 import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import cast
 
 import torch
@@ -31,7 +31,7 @@ from flwr_frl.task.training.sgd import (
     Regularizer,
     diverged,
     freeze,
-    loop,
+    run_epochs,
     trainable_examples,
 )
 from flwr_frl.task.training.stacked import (
@@ -184,7 +184,8 @@ class TrainCall:
             optimizer.step()
             return value.detach()
 
-        return loop(step, examples, self.epochs, sgd)
+        batches = partial(examples.batches, sgd.batch_size, shuffle=True)
+        return run_epochs(step, batches, self.epochs, sgd)
 
     @staticmethod
     def together(

@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
 
-from flwr_frl.common.arrays import MemoryArray, memory_record, num_bytes, values_of
+from flwr_frl.common.arrays import (
+    MemoryArray,
+    is_finite,
+    memory_record,
+    num_bytes,
+    values_of,
+)
 
 VALUES = {
     "float32": np.arange(6, dtype=np.float32).reshape(2, 3),
@@ -54,9 +60,9 @@ def test_values_are_shared_and_cannot_be_written():
 def test_non_finite_values_are_detected(value, dtype):
     values = np.full((3, 4), np.finfo(dtype).max, dtype)
     # The sum of their squares overflows.
-    assert MemoryArray(values).all_finite
+    assert is_finite(values)
     values[1, 2] = value
-    assert not MemoryArray(values).all_finite
+    assert not is_finite(values)
 
 
 def test_pickled_and_truncated_bytes_are_rejected():
