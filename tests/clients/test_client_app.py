@@ -51,6 +51,24 @@ def test_an_invalid_reply_of_fit_raises_a_one_line_error(monkeypatch, change):
     assert_says("FedRepClient.fit returns ", trained, app, arrays, context)
 
 
+def test_an_array_that_fit_replaces_is_sent(monkeypatch):
+    fit = FedRepClient.fit
+
+    def doubled(self, parameters, config):
+        arrays, *rest = fit(self, parameters, config)
+        arrays[0] = 2 * arrays[0]
+        return arrays, *rest
+
+    app = app_of(algorithm="fedrep")
+    arrays = initial_arrays(app, context_of())
+    usual = values_of(trained(app, arrays, context_of(), server_round=1))
+    monkeypatch.setattr(FedRepClient, "fit", doubled)
+    name, *others = usual
+    replaced = values_of(trained(app, arrays, context_of(), server_round=1))
+    assert np.array_equal(replaced[name], 2 * usual[name])
+    assert all(np.array_equal(replaced[other], usual[other]) for other in others)
+
+
 def test_received_arrays_must_not_be_changed_in_place(monkeypatch):
     def update(self):
         self.received["representation.fc1.bias"] += 1

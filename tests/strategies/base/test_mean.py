@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from flwr_frl.common.arrays import Matrix, ReplyRows, RowArrays, layout_of
 from flwr_frl.strategies.server.replies import mean
 
 
@@ -151,3 +152,31 @@ def test_mean_holds_only_one_running_sum():
     # The sum, a scaled reply, and the current and previous replies take less memory
     # than five float64 arrays; 50 float32 replies would take as much as 25 of them.
     assert peak < 5 * size * 8
+
+
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=5), st.booleans())
+def test_rows_of_a_matrix_have_the_mean_of_their_arrays(counts, ends_by_name):
+    """Batches of rows, the last reply perhaps not a row, are added in their order."""
+    rng = np.random.default_rng(sum(counts))
+    shapes = (2, 3), (), (1,)
+    layout = layout_of(("a", "b", "c"), shapes)
+    batches = [rng.normal(size=(n, layout.size)).astype(np.float32) for n in counts]
+    each = [
+        dict(zip("abc", layout.views(row), strict=True)) for b in batches for row in b
+    ]
+    weights = rng.integers(1, 9, len(each)).astype(float).tolist()
+    rows = [
+        RowArrays(ReplyRows(Matrix(b, layout), {"num-examples": [1] * len(b)}), i)
+        for b in batches
+        for i in range(len(b))
+    ]
+    if ends_by_name:
+        rows[-1:] = each[-1:]
+    expected = mean(zip(weights, each, strict=True))
+    actual = mean(zip(weights, rows, strict=True))
+    assert {n: a.tobytes() for n, a in actual.items()} == {
+        n: a.tobytes() for n, a in expected.items()
+    }
+    assert {n: a.shape for n, a in actual.items()} == dict(
+        zip("abc", shapes, strict=True)
+    )
