@@ -77,7 +77,7 @@ class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
         # Each tensor is updated once, as tied parameters have several names.
         for name, x in {id(x): (n, x) for n, x in self.model.tensors.items()}.values():
             if x.is_floating_point():
-                x.lerp_(self.received[name], share)
+                x.copy_(x.lerp(self.received[name], share))
 
     def local_steps(self, steps: int) -> float:
         """Make at least one step; return the mean loss over their batches."""

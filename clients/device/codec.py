@@ -181,7 +181,7 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     names = array_names(client, client.sent)
     try:
         values, num_examples, metrics = reply
-        is_ours = isinstance(values, Copies) and same_objects(values, values.parts)
+        is_ours = isinstance(values, Copies) and same_objects(values, values.copies)
         # Arrays of third-party code may share memory with the model, which changes.
         arrays = {
             n: v if is_ours or v.flags.owndata else np.array(v)
@@ -199,13 +199,12 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     if keys.SERVER_ROUND in client.config:
         # The server rejects replies to another round.
         metrics[keys.SERVER_ROUND] = client.config[keys.SERVER_ROUND]
-    if is_ours and _is_row(message, client, names):
+    matrix = getattr(values, "matrix", None)
+    if is_ours and matrix is not None and _is_row(message, client, names):
         numbers: dict[str, Any] = {keys.NUM_EXAMPLES: count, **metrics}
         columns = {name: [float(number)] for name, number in numbers.items()}
         columns[keys.NUM_EXAMPLES] = [count]
-        rows = ReplyRows(
-            cast(Copies, values).matrix, columns, [*client._attachments.values()]
-        )
+        rows = ReplyRows(matrix, columns, [*client._attachments.values()])
         return RowReply(message.metadata.dst_node_id, RowArrays(rows, 0), message)
     for name in client._upload.names(client) if client._upload else ():
         del arrays[name]

@@ -8,7 +8,7 @@ arrays beside the model.
 import difflib
 import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -57,20 +57,22 @@ def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
 
 
 class Copies(list[npt.NDArray[Any]]):
-    """Copies of tensors as arrays, which are parts of the only row of ``matrix``."""
+    """Copies of tensors as arrays; if they are parts of one row, with its matrix."""
 
-    matrix: Matrix
-    parts: list[npt.NDArray[Any]]
+    matrix: Matrix | None = None
+
+    def __init__(self, arrays: Iterable[npt.NDArray[Any]]) -> None:
+        super().__init__(arrays)
+        self.copies = tuple(self)
 
 
 def copied(names: Sequence[str], tensors: Sequence[Tensor]) -> NDArrays:
-    """Return copies of tensors as arrays; those of small models are `Copies`."""
+    """Return copies of tensors as arrays; those of small models are parts of a row."""
     matrix = matrix_of(names, tensors)
     if matrix is None:
         return [to_numpy(tensor).copy(order="C") for tensor in tensors]
-    parts = matrix.layout.views(matrix.rows[0])
-    copies = Copies(parts)
-    copies.matrix, copies.parts = matrix, parts
+    copies = Copies(matrix.layout.views(matrix.rows[0]))
+    copies.matrix = matrix
     return copies
 
 

@@ -21,10 +21,11 @@ from flwr.app import Context, Message
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, EvaluateResult
-from flwr_frl.clients.device.codec import as_received, check_config, pack, unpack
+from flwr_frl.clients.device.codec import check_config, pack, unpack
 from flwr_frl.clients.device.evaluation import class_mask, evaluate_clients
 from flwr_frl.clients.device.groups import (
     REPRESENTATION,
+    Copies,
     Tensors,
     array_names,
     check_changes,
@@ -43,14 +44,7 @@ from flwr_frl.clients.device.setup import (
 )
 from flwr_frl.clients.device.state import StoredArrays
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import (
-    Matrix,
-    ReplyRows,
-    Request,
-    RowArrays,
-    RowReply,
-    finite_rows,
-)
+from flwr_frl.common.arrays import ReplyRows, Request, RowArrays, RowReply, finite_rows
 from flwr_frl.common.compression import NONE
 from flwr_frl.common.run_cache import run_object
 from flwr_frl.common.settings import ResourceError, TrainingDivergedError, reason_of
@@ -534,7 +528,7 @@ class Rows:
         """Answer the messages, as `Client.fit` does; None for clients that fail."""
         loss, sent, saved, metrics = self._updated()
         kept = {name: to_numpy(tensor) for name, tensor in saved.items()}
-        valid = finite_rows(kept.values(), len(self._asked))
+        valid = finite_rows(np.zeros(len(self._asked)), *kept.values())
         server_round = int(self.config[keys.SERVER_ROUND])
         for i, state in enumerate(self._states):
             if i in self._failed or not valid[i]:
@@ -574,36 +568,34 @@ class Rows:
 
     def _replies(self, sent: Tensors, metrics: Tensors) -> list[Message | None]:
         """Return the replies; None for clients that have failed."""
-        client = self._client
-        like: Any = self._asked[0].message.content[keys.ARRAYS]
-        is_half = any(array.dtype == "float16" for array in like.values())
-        matrix = None if is_half else matrix_of([*sent], [*sent.values()], stacked=True)
-        arrays: dict[str, Any] | Matrix = matrix or {
-            name: as_received(
-                np.ascontiguousarray(to_numpy(tensor)),
-                like[name].dtype if name in like else "",
-            )
-            for name, tensor in sent.items()
-        }
+        names, stacked = [*sent], [*sent.values()]
         server_round = float(self.config[keys.SERVER_ROUND])
         columns: dict[str, list[int | float]] = {
             keys.NUM_EXAMPLES: [len(each) for each in self._examples],
             **{name: column.tolist() for name, column in metrics.items()},
             keys.SERVER_ROUND: [server_round] * len(self._asked),
         }
-        rows = ReplyRows(arrays, columns)
+        records = self._asked[0].records
+        is_half = any(a.dtype == "float16" for a in records[keys.ARRAYS].values())
+        matrix = None
+        if records.keys() == {keys.ARRAYS} and not is_half:
+            matrix = matrix_of(names, stacked, stacked=True)
+        if matrix is not None:
+            rows = ReplyRows(matrix, columns)
+            return [
+                None
+                if i in self._failed
+                else RowReply(each.context.node_id, RowArrays(rows, i), each.message)
+                for i, each in enumerate(self._asked)
+            ]
+        arrays, counts = [*map(to_numpy, stacked)], columns.pop(keys.NUM_EXAMPLES)
 
-        def reply(i: int, each: Asked) -> Message:
-            message = each.message
-            row = RowReply(each.context.node_id, RowArrays(rows, i), message)
-            if keys.HEAD not in each.records:
-                return row
-            of_client = cast(Config, row.metrics)
-            count = int(of_client.pop(keys.NUM_EXAMPLES))
-            result = [*row.arrays.values()], count, of_client
-            return pack(message, client, result)
+        def reply(i: int, message: Message) -> Message:
+            of_client: Config = {name: each[i] for name, each in columns.items()}
+            copies = Copies(array[i, ...] for array in arrays)
+            return pack(message, self._client, (copies, int(counts[i]), of_client))
 
         return [
-            None if i in self._failed else reply(i, each)
+            None if i in self._failed else reply(i, each.message)
             for i, each in enumerate(self._asked)
         ]

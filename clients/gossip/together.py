@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from logging import WARNING
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from flwr.app import Message, RecordDict
 from torch import Tensor
@@ -28,7 +29,7 @@ from flwr_frl.clients.gossip.base import (
 )
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import ReplyRows, RowArrays, RowReply
+from flwr_frl.common.arrays import Matrix, ReplyRows, RowArrays, RowReply, layout_of
 from flwr_frl.common.run_cache import run_cache, run_object
 from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.base import Task
@@ -207,7 +208,8 @@ class Nodes:
             "refused": [*map(float, refused)],
             keys.SERVER_ROUND: [float(self.round)] * len(states),
         }
-        rows = ReplyRows({}, metrics, messages)
+        nothing = Matrix(np.empty((len(messages), 0), np.float32), layout_of((), ()))
+        rows = ReplyRows(nothing, metrics, messages)
         replies = [
             RowReply(each.context.node_id, RowArrays(rows, i), each.message)
             for i, each in enumerate(self.asked)

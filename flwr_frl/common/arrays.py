@@ -395,7 +395,7 @@ layout_of = lru_cache(maxsize=64)(Layout)
 
 
 class Matrix(NamedTuple):
-    """Float32 arrays of clients, with a row for each client."""
+    """Float32 arrays of several clients, with a row for each client."""
 
     rows: NDArray
     layout: Layout
@@ -403,12 +403,12 @@ class Matrix(NamedTuple):
 
 @dataclass
 class ReplyRows:
-    """The replies of several clients to a round, with a row of each array for each.
+    """The replies of several clients to a round.
 
     Parameters
     ----------
-    arrays : dict of str to ndarray, shape (clients, ...), or Matrix
-        The arrays. They must not be changed.
+    matrix : Matrix
+        Their arrays, which must not be changed.
     metrics : dict of str to list
         The metrics, with a value for each client.
     messages : sequence of bytes, optional
@@ -416,55 +416,41 @@ class ReplyRows:
 
     Attributes
     ----------
-    blocks : list of ndarray
-        Arrays with a row for each client that contain all values.
-    count : int
-        Number of clients.
     num_bytes : int
         Number of bytes of a reply without its message, once it is known.
     valid : list of bool or None
         Whether each reply has the arrays and metrics that it must have, once checked.
     """
 
-    arrays: dict[str, NDArray] | Matrix
+    matrix: Matrix
     metrics: dict[str, list[int | float]]
     messages: Sequence[bytes] = ()
     num_bytes: int = field(default=0, init=False)
     valid: list[bool] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        """Protect the arrays."""
+        """Count the clients, and protect the arrays."""
         self.count = len(self.metrics[NUM_EXAMPLES])
-        arrays = self.arrays
-        if isinstance(arrays, Matrix):
-            self.blocks = [arrays.rows]
-        else:
-            self.blocks = [*arrays.values()]
-        for block in self.blocks:
-            block.flags.writeable = False
+        self.matrix.rows.flags.writeable = False
 
 
 @dataclass(eq=False, repr=False)
 class RowArrays(Mapping[str, NDArray]):
-    """A client's arrays, which are rows; views are made when they are read."""
+    """A client's arrays, which are a row; views are made when they are read."""
 
     rows: ReplyRows
     row: int
 
     def __getitem__(self, name: str) -> NDArray:
-        arrays = self.rows.arrays
-        if isinstance(arrays, Matrix):
-            place, shape = arrays.layout.places[name]
-            return arrays.rows[self.row, place].reshape(shape)
-        # An array without dimensions stays an array.
-        return arrays[name][self.row, ...]
+        rows, layout = self.rows.matrix
+        place, shape = layout.places[name]
+        return rows[self.row, place].reshape(shape)
 
     def __iter__(self) -> Iterator[str]:
-        arrays = self.rows.arrays
-        return iter(arrays.layout.places if isinstance(arrays, Matrix) else arrays)
+        return iter(self.rows.matrix.layout.places)
 
     def __len__(self) -> int:
-        return sum(1 for _ in self)
+        return len(self.rows.matrix.layout.places)
 
 
 @dataclass(eq=False, repr=False)
@@ -535,9 +521,9 @@ def is_parameter(name: str, value: NDArray) -> bool:
     )
 
 
-def finite_rows(arrays: Iterable[NDArray], count: int) -> list[bool]:
-    """Return for each of ``count`` rows of arrays whether all values are finite."""
-    valid = np.full(count, True)
+def finite_rows(*arrays: NDArray) -> list[bool]:
+    """Return for each row of some arrays whether all values are finite."""
+    valid = np.full(len(arrays[0]), True)
     for array in arrays:
         if not is_finite(array):
             valid &= np.isfinite(array).all(tuple(range(1, array.ndim)))

@@ -23,7 +23,6 @@ from flwr_frl.common.arrays import (
     ReplyRows,
     RowArrays,
     RowReply,
-    dtype_name,
     entries_of,
     finite_rows,
     header,
@@ -318,42 +317,28 @@ def row_size(reply: RowReply) -> int:
         records: dict[str, Any] = {keys.METRICS: reply.metrics}
         if rows.messages:
             records[keys.BYTES] = reply.attachments
-        if isinstance(rows.arrays, Matrix):
-            of_arrays = rows.arrays.layout.num_bytes
-        else:
-            of_arrays = size_of(memory_record(reply.arrays))
-        rows.num_bytes = len(keys.ARRAYS) + of_arrays + size_of(records) - attached
+        others = len(keys.ARRAYS) + size_of(records) - attached
+        rows.num_bytes = rows.matrix.layout.num_bytes + others
     return rows.num_bytes + attached
 
 
-def is_valid_row(
-    reply: RowReply, like: Mapping[str, ArrayRecord], layout: Layout | None
-) -> bool:
+def is_valid_row(reply: RowReply, layout: Layout | None) -> bool:
     """Return whether a reply is an unread row that needs no further checks.
 
-    It has arrays like these, all of its values are finite, and its metrics are those
-    that `check_values` allows. ``layout`` is that of the arrays if they can have one.
+    Its arrays have the expected ``layout``, all of its values are finite, and its
+    metrics are those that `check_values` allows.
     """
     rows = reply.arrays.rows
     if rows.valid is None:
-        expected = entries_of(like.get(keys.ARRAYS, {})).items()
-        fits = like.keys() == {keys.ARRAYS}
-        if isinstance(rows.arrays, Matrix):
-            fits = fits and rows.arrays.layout is layout
-        else:
-            each = rows.arrays.items()
-            own = [(n, dtype_name(a.dtype), a.shape[1:]) for n, a in each]
-            fits = fits and own == [(n, a.dtype, tuple(a.shape)) for n, a in expected]
-            # `checked_arrays` limits float64 values, too.
-            fits = fits and "float64" not in (dtype for _, dtype, _ in own)
         # All values lie between these, and NumPy's are NaN if one is.
         extremes = (np.min, np.max) if rows.count > 1 else (operator.itemgetter(0),)
         try:
             for extreme in extremes:
                 check_values({n: float(extreme(c)) for n, c in rows.metrics.items()})
         except InvalidReplyError:
-            fits = False
-        rows.valid = finite_rows(rows.blocks, rows.count) if fits else []
+            layout = None
+        fits = rows.matrix.layout is layout
+        rows.valid = finite_rows(rows.matrix.rows) if fits else []
     return reply.is_unread and bool(rows.valid) and rows.valid[reply.arrays.row]
 
 
@@ -411,36 +396,26 @@ class RunningMean:
         self._rows, self._added = None, []
         if of is None:
             return
-        matrix = of.arrays if isinstance(of.arrays, Matrix) else None
+        (rows, layout), sums = of.matrix, self._matrix
         if self._sums:
-            sums = self._matrix
-            for row, weight in added:
-                if matrix and sums and sums.layout is matrix.layout:
-                    scaled = np.multiply(matrix.rows[row], weight, dtype=np.float64)
-                    sums.rows[0] += scaled
+            for number, weight in added:
+                if sums and sums.layout is layout:
+                    sums.rows[0] += np.multiply(rows[number], weight, dtype=np.float64)
                 else:
-                    self._add(weight, RowArrays(of, row))
+                    self._add(weight, RowArrays(of, number))
             return
         numbers, weights = map(np.array, zip(*added, strict=True))
-        in_order = np.array_equal(numbers, np.arange(of.count))
-        names = [""] if isinstance(of.arrays, Matrix) else [*of.arrays]
-        for name, array in zip(names, of.blocks, strict=True):
-            rows = array if in_order else array[numbers]
-            if (weights != 1).any():
-                columns = weights.reshape(-1, *[1] * (array.ndim - 1))
-                rows = np.multiply(rows, columns, dtype=np.float64)
-            # NumPy sums a single column in pairs.
-            one = array[0].size == 1
-            add = np.add.accumulate if one else np.add.reduce
-            total = add(rows, axis=0, dtype=np.float64)
-            self._sums[name] = np.asarray(total[-1] if one else total)
-            self._dtypes[name] = array.dtype
-        if matrix:
-            vector = self._sums.pop("")
-            self._matrix = Matrix(vector[None], matrix.layout)
-            names = [*matrix.layout.places]
-            self._sums = dict(zip(names, matrix.layout.views(vector), strict=True))
-            self._dtypes = dict.fromkeys(names, np.dtype(np.float32))
+        if not np.array_equal(numbers, np.arange(of.count)):
+            rows = rows[numbers]
+        if (weights != 1).any():
+            rows = np.multiply(rows, weights[:, None], dtype=np.float64)
+        # NumPy sums a single column in pairs.
+        add = np.add.accumulate if layout.size == 1 else np.add.reduce
+        total = add(rows, axis=0, dtype=np.float64).reshape(-1, layout.size)[-1:]
+        self._matrix = Matrix(total, layout)
+        views = layout.views(total[0])
+        self._sums = dict(zip(layout.places, views, strict=True))
+        self._dtypes = dict.fromkeys(layout.places, np.dtype(np.float32))
 
     def result(self) -> Arrays | None:
         """Return the mean, only once; None if the weights sum to 0.

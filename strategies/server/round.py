@@ -446,9 +446,8 @@ class Round:
         size, and the number of this round; and the algorithm must accept it.
         """
         strategy, name_of = self._strategy, self._strategy._run.clients.name_of
-        if isinstance(message, RowReply) and is_valid_row(
-            message, self.like, self.layout
-        ):
+        layout = self.layout if self.like.keys() == {keys.ARRAYS} else None
+        if isinstance(message, RowReply) and is_valid_row(message, layout):
             values = row_size(message), message.metrics, {keys.ARRAYS: message.arrays}
             node = message.node
             reply = Reply(strategy, name_of(node), node, message, *values)
@@ -603,7 +602,7 @@ class Round:
                     del message.content[keys.ARRAYS]
                 # The rows of several clients are in memory until the last is averaged.
                 elif message.arrays.rows.count == 1:
-                    message.arrays.rows.arrays, message.arrays.rows.blocks = {}, []
+                    del message.arrays.rows.matrix
         replies.clear()
 
     @property

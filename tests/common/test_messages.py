@@ -7,10 +7,12 @@ import pytest
 from flwr.app import ConfigRecord, Message, MetricRecord, RecordDict
 
 from flwr_frl.common.arrays import (
+    Matrix,
     ReplyRows,
     Request,
     RowArrays,
     RowReply,
+    layout_of,
     memory_record,
     message_like,
     reply_with,
@@ -27,12 +29,13 @@ def test_an_unread_request_and_its_reply_equal_plain_messages() -> None:
     assert request_of(request) is request
     read = request_of(plain)
     assert (read.node, read.records, read.config) == (7, records, {"server-round": 3})
-    rows = ReplyRows({"w": np.ones((2, 3))}, {"num-examples": [4, 5]})
+    matrix = Matrix(np.ones((2, 3), np.float32), layout_of(("w",), ((3,),)))
+    rows = ReplyRows(matrix, {"num-examples": [4, 5]})
     reply = RowReply(7, RowArrays(rows, 1), request)
     assert reply.is_unread
     assert reply.content == RecordDict(
         {
-            "arrays": memory_record({"w": np.ones(3)}),
+            "arrays": memory_record({"w": np.ones(3, np.float32)}),
             "metrics": MetricRecord({"num-examples": 5}),
         }
     )
