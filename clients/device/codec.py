@@ -204,6 +204,7 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
         numbers: dict[str, Any] = {keys.NUM_EXAMPLES: count, **metrics}
         columns = {name: [float(number)] for name, number in numbers.items()}
         columns[keys.NUM_EXAMPLES] = [count]
+        matrix.rows.flags.writeable = False
         rows = ReplyRows(matrix, columns, [*client._attachments.values()])
         return RowReply(message.metadata.dst_node_id, RowArrays(rows, 0), message)
     for name in client._upload.names(client) if client._upload else ():

@@ -581,6 +581,7 @@ class Rows:
         if records.keys() == {keys.ARRAYS} and not is_half:
             matrix = matrix_of(names, stacked, stacked=True)
         if matrix is not None:
+            matrix.rows.flags.writeable = False
             rows = ReplyRows(matrix, columns)
             return [
                 None

@@ -40,15 +40,7 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 
-from flwr_frl.common.messages import (
-    ARRAYS,
-    BATCH_NORM,
-    BYTES,
-    CONFIG,
-    MESSAGE,
-    METRICS,
-    NUM_EXAMPLES,
-)
+from flwr_frl.common.messages import ARRAYS, BATCH_NORM, BYTES, CONFIG, MESSAGE, METRICS
 from flwr_frl.common.settings import SettingsError
 
 NDArray = npt.NDArray[Any]
@@ -427,11 +419,6 @@ class ReplyRows:
     messages: Sequence[bytes] = ()
     num_bytes: int = field(default=0, init=False)
     valid: list[bool] | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        """Count the clients, and protect the arrays."""
-        self.count = len(self.metrics[NUM_EXAMPLES])
-        self.matrix.rows.flags.writeable = False
 
 
 @dataclass(eq=False, repr=False)

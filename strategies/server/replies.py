@@ -331,7 +331,8 @@ def is_valid_row(reply: RowReply, layout: Layout | None) -> bool:
     rows = reply.arrays.rows
     if rows.valid is None:
         # All values lie between these, and NumPy's are NaN if one is.
-        extremes = (np.min, np.max) if rows.count > 1 else (operator.itemgetter(0),)
+        are_many = len(rows.matrix.rows) > 1
+        extremes = (np.min, np.max) if are_many else (operator.itemgetter(0),)
         try:
             for extreme in extremes:
                 check_values({n: float(extreme(c)) for n, c in rows.metrics.items()})
@@ -369,7 +370,7 @@ class RunningMean:
                 self._add_rows()
                 self._rows = arrays.rows
             self._added.append((arrays.row, weight))
-            if arrays.rows.count > 1:
+            if len(arrays.rows.matrix.rows) > 1:
                 return
         self._add_rows()
         if not isinstance(arrays, RowArrays):
@@ -405,7 +406,7 @@ class RunningMean:
                     self._add(weight, RowArrays(of, number))
             return
         numbers, weights = map(np.array, zip(*added, strict=True))
-        if not np.array_equal(numbers, np.arange(of.count)):
+        if not np.array_equal(numbers, np.arange(len(rows))):
             rows = rows[numbers]
         if (weights != 1).any():
             rows = np.multiply(rows, weights[:, None], dtype=np.float64)

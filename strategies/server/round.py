@@ -545,10 +545,11 @@ class Round:
         valid: dict[int, Reply] = {}
         came, to_average = set[int](), list[Reply]()
         for message in messages:
+            # The rows of several clients are averaged together.
             if isinstance(message, RowReply):
-                node = message.node
+                node, is_alone = message.node, len(message.arrays.rows.matrix.rows) == 1
             else:
-                node = message.metadata.src_node_id
+                node, is_alone = message.metadata.src_node_id, True
             name = clients.name_of(node)
             came.add(node)
             if node not in self.asked and message.has_error():
@@ -564,10 +565,7 @@ class Round:
                 self.bytes_up += reply.size
                 if self.running:
                     to_average.append(reply)
-                    if (
-                        not isinstance(message, RowReply)
-                        or message.arrays.rows.count == 1
-                    ):
+                    if is_alone:
                         self._average(to_average)
             except InvalidReplyError as error:
                 if message.has_content():
@@ -601,7 +599,7 @@ class Round:
                 if not (isinstance(message, RowReply) and message.is_unread):
                     del message.content[keys.ARRAYS]
                 # The rows of several clients are in memory until the last is averaged.
-                elif message.arrays.rows.count == 1:
+                elif len(message.arrays.rows.matrix.rows) == 1:
                     del message.arrays.rows.matrix
         replies.clear()
 
