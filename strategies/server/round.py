@@ -547,7 +547,8 @@ class Round:
         for message in messages:
             # The rows of several clients are averaged together.
             if isinstance(message, RowReply):
-                node, is_alone = message.node, len(message.arrays.rows.matrix.rows) == 1
+                numbers = message.arrays.rows.metrics[keys.NUM_EXAMPLES]
+                node, is_alone = message.node, len(numbers) == 1
             else:
                 node, is_alone = message.metadata.src_node_id, True
             name = clients.name_of(node)
