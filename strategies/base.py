@@ -427,7 +427,8 @@ class Strategy(Algorithm, uses_mean="only"):
                 both = {name: round.sent.get(name, like[name]) for name in like}
                 round.like = {keys.ARRAYS: ArrayRecord(both)}
             arrays = entries_of(round.like[keys.ARRAYS])
-            if {array.dtype for array in arrays.values()} <= {"float32"}:
+            dtypes = {array.dtype for array in arrays.values()}
+            if dtypes <= {"float32"} and not self._run.uploads:
                 shapes = tuple(tuple(array.shape) for array in arrays.values())
                 round.layout = layout_of((*arrays,), shapes)
         return self._messages(round, round.nodes)

@@ -14,6 +14,7 @@ from torch import Tensor
 from flwr_frl.clients.base import Client, Config, FitResult
 from flwr_frl.clients.device.groups import (
     Copies,
+    Received,
     array_names,
     check_changes,
     initial_arrays,
@@ -21,6 +22,7 @@ from flwr_frl.clients.device.groups import (
 )
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
+    MemoryArray,
     ReplyRows,
     RowArrays,
     RowReply,
@@ -100,15 +102,6 @@ def check_config(record: Any) -> Config:
     return config
 
 
-class Unpacked:
-    """The arrays of the message that a process has read last."""
-
-    def __init__(self) -> None:
-        self.about: tuple[Any, ...] = ()
-        self.arrays: list[Array] = []
-        self.values: NDArrays = []
-
-
 def unpack(message: Message, client: Client) -> NDArrays:
     """Return a message's arrays in the order of the client's shared arrays.
 
@@ -117,12 +110,12 @@ def unpack(message: Message, client: Client) -> NDArrays:
     """
     records = [r for r in message.content.values() if isinstance(r, ArrayRecord)]
     received = dict(pair for r in records for pair in entries_of(r).items())
-    kind, last = type(client), run_object(Unpacked)
+    kind, last, arrays = type(client), run_object(Received), [*received.values()]
     about = kind, client.task, client.shared, [*received]
     # All clients of a process receive the same objects, which are checked once.
-    is_usual = kind._takes is Client._takes and about == last.about
-    if is_usual and same_objects([*received.values()], last.arrays):
+    if arrays and about == last.about and same_objects(arrays, last.arrays):
         return list(last.values)
+    last.arrays, last.values, last.made = [], [], {}
     expected = initial_arrays(client, client.shared)
     if received.keys() != expected.keys():
         # Names of a server may be of any length.
@@ -132,9 +125,11 @@ def unpack(message: Message, client: Client) -> NDArrays:
             f"{len(expected)} arrays; these are missing or unexpected: "
             f"{', '.join(sorted(names)[:9])}"
         )
-    last.values = [_read(n, received[n], like, client) for n, like in expected.items()]
-    last.about, last.arrays = about, [*received.values()]
-    return list(last.values)
+    values = [_read(n, received[n], like, client) for n, like in expected.items()]
+    in_process = all(isinstance(array, MemoryArray) for array in arrays)
+    if in_process and kind._takes is Client._takes:
+        last.about, last.arrays, last.values = about, arrays, values
+    return list(values)
 
 
 def _read(name: str, array: Array, like: Tensor, client: Client) -> NDArray:
@@ -262,7 +257,8 @@ def pack_metrics(
     """
     numbers = {str(name): float(value) for name, value in metrics.items()}
     records = RecordDict() if records is None else records
-    record = fill(MetricRecord(), {keys.NUM_EXAMPLES: int(num_examples), **numbers})
+    count = {keys.NUM_EXAMPLES: int(num_examples)}
+    record = fill(MetricRecord(), {**count, **numbers, **count})
     fill(records, {keys.METRICS: record})
     if client._attachments:
         fill(records, {keys.BYTES: fill(ConfigRecord(), client._attachments)})

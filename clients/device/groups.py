@@ -57,7 +57,7 @@ def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
 
 
 class Copies(list[npt.NDArray[Any]]):
-    """Copies of tensors as arrays; if they are parts of one row, with its matrix."""
+    """Arrays that no model changes afterwards; parts of one row have its matrix."""
 
     matrix: Matrix | None = None
 
@@ -81,14 +81,18 @@ def matrix_of(
 ) -> Matrix | None:
     """Return a copy of a small model's tensors as a row, or of stacked ones as rows.
 
-    It is None for large models and if not all tensors are float32.
+    It is None for large models, and unless all tensors are float32 on one device.
     """
     start = int(stacked)
     layout = layout_of((*names,), tuple([tensor.shape[start:] for tensor in tensors]))
-    if {tensor.dtype for tensor in tensors} != {torch.float32} or layout.size > LARGE:
+    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+    if {dtype for dtype, _ in kinds} != {torch.float32} or len(kinds) > 1:
+        return None
+    if layout.size > LARGE:
         return None
     with torch.no_grad():
-        values = torch.cat([tensor.flatten(start) for tensor in tensors], start)
+        flat = [tensor.reshape(*tensor.shape[:start], -1) for tensor in tensors]
+        values = torch.cat(flat, start)
     return Matrix(to_numpy(values if stacked else values[None]), layout)
 
 
@@ -161,30 +165,42 @@ def array_names(client: "Client", groups: Groups) -> list[str]:
 
 
 class Received:
-    """Arrays that a process has received, as tensors that its clients share."""
+    """The arrays of the last message, which all clients of a process share.
+
+    Attributes
+    ----------
+    about : tuple
+        What the arrays were checked for.
+    arrays : list of Array
+        The message's arrays; empty if no other client can receive the same objects.
+    values : list of ndarray
+        Their values, in the order of the client's shared arrays.
+    made : dict of torch.device to dict of str to Tensor
+        The values as tensors.
+    """
 
     def __init__(self) -> None:
-        self._names, self._device = list[str](), torch.device("meta")
-        self._arrays: NDArrays = []
-        self._tensors: Tensors = {}
+        self.about: tuple[Any, ...] = ()
+        self.arrays: list[Any] = []
+        self.values: NDArrays = []
+        self.made: dict[torch.device, Tensors] = {}
 
     def tensors(
         self, names: list[str], arrays: NDArrays, device: torch.device
     ) -> Tensors:
-        """Return arrays as tensors; the same ones as before for the same arrays.
+        """Return arrays as tensors, which are made once if clients share them.
 
         Half-precision numbers become float32: they concern only the messages.
         """
-        if not (
-            same_objects(arrays, self._arrays)
-            and (names, device) == (self._names, self._device)
-        ):
-            tensors = (torch.from_numpy(array).to(device) for array in arrays)
-            each = zip(names, tensors, strict=True)
-            half = torch.float16
-            self._tensors = {n: t.float() if t.dtype == half else t for n, t in each}
-            self._names, self._arrays, self._device = names, [*arrays], device
-        return dict(self._tensors)
+        is_shared = bool(arrays) and same_objects(arrays, self.values)
+        if is_shared and device in self.made:
+            return dict(self.made[device])
+        made = (torch.from_numpy(array).to(device) for array in arrays)
+        each, half = zip(names, made, strict=True), torch.float16
+        tensors = {n: t.float() if t.dtype == half else t for n, t in each}
+        if is_shared:
+            self.made[device] = dict(tensors)
+        return tensors
 
 
 def same_objects(first: Sequence[object], second: Sequence[object]) -> bool:
@@ -241,7 +257,7 @@ def check_groups(client: "Client", model: nn.Module) -> None:
 def check_changes(client: "Client") -> None:
     """Raise `SettingsError` if `Client.update` has changed received arrays in place."""
     for name, tensor in client.received.items():
-        if tensor._version:
+        if tensor._version or tensor.requires_grad:
             raise SettingsError(
                 f"{type(client).__name__} changes self.received[{name!r}] in place, "
                 "which all clients of a process share; it must clone it first"

@@ -529,15 +529,16 @@ class Rows:
         loss, sent, saved, metrics = self._updated()
         kept = {name: to_numpy(tensor) for name, tensor in saved.items()}
         valid = finite_rows(np.zeros(len(self._asked)), *kept.values())
+        self._failed |= {i for i in range(len(self._states)) if not valid[i]}
+        # No state is changed before all replies exist.
+        replies = self._replies(sent, {"train-loss": loss, **metrics})
         server_round = int(self.config[keys.SERVER_ROUND])
         for i, state in enumerate(self._states):
-            if i in self._failed or not valid[i]:
-                self._failed.add(i)
-                continue
-            # Copies, so that no client keeps the arrays of all others in memory.
-            arrays = {name: rows[i].copy() for name, rows in kept.items()}
-            state.save(arrays, server_round, StoredArrays(arrays))
-        return self._replies(sent, {"train-loss": loss, **metrics})
+            if i not in self._failed:
+                # Copies, so that no client keeps the arrays of all others in memory.
+                arrays = {name: rows[i].copy() for name, rows in kept.items()}
+                state.save(arrays, server_round, StoredArrays(arrays))
+        return replies
 
     def _updated(self) -> tuple[Tensor, Tensors, Tensors, Tensors]:
         """Return the clients' losses, arrays to send and to save, and metrics."""
@@ -590,6 +591,8 @@ class Rows:
                 for i, each in enumerate(self._asked)
             ]
         arrays, counts = [*map(to_numpy, stacked)], columns.pop(keys.NUM_EXAMPLES)
+        # Clients that have lost their states are in `_failed`.
+        self._client._state.unused = ""
 
         def reply(i: int, message: Message) -> Message:
             of_client: Config = {name: each[i] for name, each in columns.items()}

@@ -299,7 +299,8 @@ class Request(UnreadMessage):
     of_node : dict of str to object
         Entries of its config that may differ between the nodes.
     of_round : mapping of str to object
-        Entries of its config that all messages share; those of the node precede them.
+        Entries of its config that all messages share. An entry of the node replaces one
+        of the round.
     message_id : str, default ""
         The id, which a grid gives it.
     """

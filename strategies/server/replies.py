@@ -328,8 +328,11 @@ def is_valid_row(reply: RowReply, layout: Layout | None) -> bool:
     Its arrays have the expected ``layout``, all of its values are finite, and its
     metrics are those that `check_values` allows.
     """
+    if not reply.is_unread or reply.arrays.rows.matrix.layout is not layout:
+        return False
     rows = reply.arrays.rows
     if rows.valid is None:
+        rows.valid = finite_rows(rows.matrix.rows)
         # All values lie between these, and NumPy's are NaN if one is.
         are_many = len(rows.matrix.rows) > 1
         extremes = (np.min, np.max) if are_many else (operator.itemgetter(0),)
@@ -337,10 +340,8 @@ def is_valid_row(reply: RowReply, layout: Layout | None) -> bool:
             for extreme in extremes:
                 check_values({n: float(extreme(c)) for n, c in rows.metrics.items()})
         except InvalidReplyError:
-            layout = None
-        fits = rows.matrix.layout is layout
-        rows.valid = finite_rows(rows.matrix.rows) if fits else []
-    return reply.is_unread and bool(rows.valid) and rows.valid[reply.arrays.row]
+            rows.valid = [False] * len(rows.valid)
+    return rows.valid[reply.arrays.row]
 
 
 # Arithmetic
@@ -365,16 +366,16 @@ class RunningMean:
     def add(self, weight: float, arrays: Mapping[str, NDArray]) -> None:
         """Add arrays with a weight, at least 0."""
         self._total += weight
-        if isinstance(arrays, RowArrays):
-            if self._rows is not arrays.rows:
-                self._add_rows()
-                self._rows = arrays.rows
-            self._added.append((arrays.row, weight))
-            if len(arrays.rows.matrix.rows) > 1:
-                return
-        self._add_rows()
         if not isinstance(arrays, RowArrays):
+            self._add_rows()
             self._add(weight, arrays)
+            return
+        if self._rows is not arrays.rows:
+            self._add_rows()
+            self._rows = arrays.rows
+        self._added.append((arrays.row, weight))
+        if len(arrays.rows.matrix.rows) == 1:
+            self._add_rows()
 
     def _add(self, weight: float, arrays: Mapping[str, NDArray]) -> None:
         for name, value in arrays.items():

@@ -273,7 +273,8 @@ class Round:
     like : dict of str to ArrayRecord
         All arrays that replies must resemble, by key of the record.
     layout : Layout or None
-        The layout of these arrays, if replies can have one.
+        The layout of these arrays; None unless all are float32, or if clients send
+        compressed changes.
     attached_bytes : int
         Number of expected bytes besides arrays and numbers.
     asked : set of int
@@ -446,8 +447,10 @@ class Round:
         size, and the number of this round; and the algorithm must accept it.
         """
         strategy, name_of = self._strategy, self._strategy._run.clients.name_of
-        layout = self.layout if self.like.keys() == {keys.ARRAYS} else None
-        if isinstance(message, RowReply) and is_valid_row(message, layout):
+        usual = self.layout if self.like.keys() == {keys.ARRAYS} else None
+        if isinstance(message, RowReply) and is_valid_row(
+            message, None if message.node in self.shapes else usual
+        ):
             values = row_size(message), message.metrics, {keys.ARRAYS: message.arrays}
             node = message.node
             reply = Reply(strategy, name_of(node), node, message, *values)
@@ -596,11 +599,12 @@ class Round:
             for weight, reply in zip(weights, replies, strict=True):
                 self.running.add(weight, reply.shared())
                 del reply.decoded[keys.ARRAYS]
-                message = reply.message
-                if not (isinstance(message, RowReply) and message.is_unread):
+                message: Any = reply.message
+                is_row = isinstance(message, RowReply)
+                if not (is_row and message.is_unread):
                     del message.content[keys.ARRAYS]
                 # The rows of several clients are in memory until the last is averaged.
-                elif len(message.arrays.rows.matrix.rows) == 1:
+                if is_row and len(message.arrays.rows.matrix.rows) == 1:
                     del message.arrays.rows.matrix
         replies.clear()
 

@@ -8,10 +8,13 @@ import torch
 from cohort_tasks import N, dense
 from outcomes import assert_same, outcome
 
+from benchmarks.runs import Rounds
 from flwr_frl import Client, FedNova, Strategy
 from flwr_frl.clients import app as client_app
 from flwr_frl.clients.device import rows
+from flwr_frl.clients.device.groups import matrix_of
 from flwr_frl.common.run_cache import begin_run
+from flwr_frl.common.settings import resolve
 from flwr_frl.task.models import SplitModel, split_model
 from flwr_frl.task.training import cohort
 from flwr_frl.task.training import local_training as calls
@@ -286,3 +289,39 @@ def test_update_runs_once_for_all_clients_if_it_means_the_same(
     options = {"batch-size": 100}
     assert_same(outcome(path, N, **options), outcome(path, "off", **options))
     assert max(counts) == answered
+
+
+@pytest.mark.parametrize("transport", ["float32", "float16"])
+def test_a_lost_state_is_reported_by_its_client_only(transport):
+    """Half precision is answered with a message of its own for each row."""
+    settings = {"algorithm": "fedper", "num-clients": 10, "fraction-train": 1.0}
+    of_run = Rounds(resolve(settings | {"cohort": 10, "transport": transport}))
+    of_run.run(2)
+    of_run.grid.contexts.data[1] = None
+    of_run.run(1)
+    round_ = of_run.strategy._run.round
+    assert [*round_.unused] == ["000000"]
+    assert not round_.rejections
+
+
+def test_tensors_of_a_small_model_become_one_row():
+    tensors = [torch.arange(6.0).view(2, 3), torch.tensor([7.0, 8.0])]
+    row = matrix_of(["a", "b"], tensors)
+    assert row.rows.tolist() == [[0, 1, 2, 3, 4, 5, 7, 8]]
+    stacked = matrix_of(["a", "b"], tensors, stacked=True)
+    # The second one is a number of each client.
+    assert stacked.rows.tolist() == [[0, 1, 2, 7], [3, 4, 5, 8]]
+    assert stacked.layout.places["b"] == (slice(3, 4), ())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.zeros(2, dtype=torch.int64),
+        torch.zeros(2, device="meta"),
+        torch.zeros(split_model.LARGE),
+    ],
+    ids=["counter", "device", "large"],
+)
+def test_other_tensors_become_no_row(other):
+    assert matrix_of(["a", "b"], [torch.zeros(2), other]) is None
