@@ -170,7 +170,7 @@ class Received:
     Attributes
     ----------
     about : tuple
-        What the arrays were checked for.
+        The class, task, shared groups and names for which the arrays were checked.
     arrays : list of Array
         The message's arrays; empty if no other client can receive the same objects.
     values : list of ndarray
