@@ -229,7 +229,7 @@ def _is_row(message: Message, client: Client, sent: list[str]) -> bool:
     return (
         len(received) == (keys.ARRAYS in message.content)
         and "float16" not in dtypes
-        # The order is that of the received arrays.
+        # A reply has the order of the received arrays.
         and [n for n in sent if n in arrays] == [n for n in arrays if n in {*sent}]
         and not (client._upload or client._state.unused)
         and client._attachments.keys() <= {keys.MESSAGE}

@@ -528,7 +528,7 @@ class Rows:
         """Answer the messages, as `Client.fit` does; None for clients that fail."""
         loss, sent, saved, metrics = self._updated()
         kept = {name: to_numpy(tensor) for name, tensor in saved.items()}
-        valid = finite_rows(np.zeros(len(self._asked)), *kept.values())
+        valid = finite_rows(*kept.values()) if kept else []
         self._failed |= {i for i in range(len(self._states)) if not valid[i]}
         # No state is changed before all replies exist.
         replies = self._replies(sent, {"train-loss": loss, **metrics})

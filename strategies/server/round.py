@@ -447,10 +447,10 @@ class Round:
         size, and the number of this round; and the algorithm must accept it.
         """
         strategy, name_of = self._strategy, self._strategy._run.clients.name_of
-        usual = self.layout if self.like.keys() == {keys.ARRAYS} else None
-        if isinstance(message, RowReply) and is_valid_row(
-            message, None if message.node in self.shapes else usual
-        ):
+        node = getattr(message, "node", None)
+        is_usual = self.like.keys() == {keys.ARRAYS} and node not in self.shapes
+        layout = self.layout if is_usual else None
+        if isinstance(message, RowReply) and is_valid_row(message, layout):
             values = row_size(message), message.metrics, {keys.ARRAYS: message.arrays}
             node = message.node
             reply = Reply(strategy, name_of(node), node, message, *values)

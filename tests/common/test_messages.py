@@ -18,6 +18,7 @@ from flwr_frl.common.arrays import (
     reply_with,
     request_of,
 )
+from flwr_frl.strategies.server.replies import is_valid_row
 
 
 def test_an_unread_request_and_its_reply_equal_plain_messages() -> None:
@@ -77,3 +78,18 @@ def test_a_message_like_another_differs_only_in_given_fields():
     expected = {**first.metadata.__dict__, "_dst_node_id": 8}
     assert other.metadata.__dict__ == expected
     assert first.metadata.dst_node_id == 7
+
+
+def test_a_valid_row_is_finite_and_has_the_layout_of_its_round():
+    layout, other = (layout_of((name,), ((2,),)) for name in "wv")
+    values = np.array([[1, 2], [3, np.nan]], np.float32)
+    rows = ReplyRows(Matrix(values, layout), {"num-examples": [4, 5]})
+    template = Message(RecordDict(), 0, "train")
+    replies = [RowReply(i, RowArrays(rows, i), template) for i in range(2)]
+    assert [is_valid_row(reply, layout) for reply in replies] == [True, False]
+    # A reply may be checked for an earlier round and again for the current one.
+    assert not is_valid_row(replies[0], other)
+    assert not is_valid_row(replies[0], None)
+    assert replies[0].content["arrays"]["w"].numpy().tolist() == [1, 2]
+    # It may have been changed since it was read.
+    assert not is_valid_row(replies[0], layout)
