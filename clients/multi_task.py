@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -19,7 +18,7 @@ from flwr_frl.clients.device.groups import (
     to_tensors,
 )
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.clients.gossip.base import GraphClient
+from flwr_frl.clients.gossip.base import GraphClient, relayed
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.common.compression import CompressionSettings, Identity
 from flwr_frl.common.messages import SERVER_ROUND
@@ -31,31 +30,19 @@ from flwr_frl.common.settings import (
     require,
     setting,
 )
+from flwr_frl.task import saddle_point
 from flwr_frl.task.base import Task
-from flwr_frl.task.examples import Batch, ExampleSet, Loss, count_targets
-from flwr_frl.task.models import SplitModel
+from flwr_frl.task.examples import Batch, count_targets
 from flwr_frl.task.resident import train_examples
-from flwr_frl.task.saddle_point import (
-    Direction,
-    Float64s,
-    Noise,
-    Pairs,
-    Problem,
-    Proximity,
-    SaddlePoint,
-    Shape,
-    State,
-    diameter,
-    exchange_stream,
-    theory_constant,
-    theory_regularizer,
-)
+from flwr_frl.task.saddle_point import Float64s, Noise, Pairs, SaddlePoint, State
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup, build_problem
 from flwr_frl.task.training.local_training import gradient
 from flwr_frl.task.training.sgd import SGD, trainable_examples
 
 # Upper bound of δ η²: 1, with an allowance for rounding.
 LARGEST_DECAY = 1 + 1e-9
+# Costs, constraints and noise of a node.
+Drawn = tuple[saddle_point.Problem, saddle_point.Proximity, Noise]
 SYNTHETIC = {"task": ("qcqp", "multi-task-logistic")}
 
 
@@ -119,14 +106,14 @@ class MultiTaskClient(GraphClient):
     dual_regularizer: Annotated[
         float | str, number_or(("auto", "theory"), is_positive)
     ] = setting("auto", form="auto, theory or a number above 0")
-    feasible_set: Shape = setting("ball")
+    feasible_set: saddle_point.Shape = setting("ball")
     radius: Annotated[float | str, number_or(("auto",), is_positive)] = setting(
         "auto", form="auto or a number above 0"
     )
     bandit_radius: Annotated[float | str, number_or(("theory",), is_perturbation)] = (
         setting("0", form="theory or a number, at least 0")
     )
-    bandit_direction: Direction = setting("sphere")
+    bandit_direction: saddle_point.Direction = setting("sphere")
     seed: int = setting(0, ge=0)
     num_server_rounds: int = setting(30, ge=1)
     constraint: str = setting(
@@ -146,10 +133,13 @@ class MultiTaskClient(GraphClient):
         # Arrays of this node's last round; empty before the first one.
         self.stored: Mapping[str, npt.NDArray[Any]] = {}
         radius, zeta = settings.radius, settings.bandit_radius
-        self.shape: Shape = settings.feasible_set
+        self.shape: saddle_point.Shape = settings.feasible_set
         default = 1.0 if self.shape == "simplex" else self.default_radius
         self.set_radius = default if radius == "auto" else float(radius)
         self.zeta = 1 / settings.num_server_rounds if zeta == "theory" else float(zeta)
+        # Distribution of the perturbations; none for sample feedback.
+        self.direction: saddle_point.AnyDirection
+        self.direction = settings.bandit_direction if self.zeta else ""
         allowed = f"below {self.set_radius:g}, the radius of the feasible set"
         require(self.zeta < self.set_radius, "bandit-radius", zeta, allowed)
         inside = not self.zeta or self.shape != "simplex"
@@ -178,15 +168,9 @@ class MultiTaskClient(GraphClient):
         require(len(sizes) > 0, "constrained-part", part, allowed)
         return sizes
 
-    def problem(
-        self, pairs: Pairs, bounds: Float64s
-    ) -> tuple[Problem, Proximity, Noise]:
+    def problem(self, pairs: Pairs, bounds: Float64s) -> Drawn:
         """Return the costs, constraints and noise of a node with these edges."""
-        examples = train_examples(self.task, self._index).on(self._device)
-        loss, size, node = self.task.loss, self.settings.batch_size, int(pairs[0, 0])
-        sgd = SGD(batch_size=size)
-        examples = trainable_examples(self.model, examples, sgd)
-        problem = ModelProblem(node, self.model, self.flat, examples, loss, sgd)
+        problem = ModelProblem(self, int(pairs[0, 0]))
         noise = Noise(problem, self.settings.seed, self.direction, block=1)
         kind = constraint_class(self.settings.constraint)
         return problem, kind(pairs, -bounds), noise
@@ -237,7 +221,7 @@ class MultiTaskClient(GraphClient):
                     f"a parameter is not finite after iteration {state.iteration} with "
                     f"saddle-step {self.settings.saddle_step}; try a smaller one"
                 )
-        stream = exchange_stream(seed, node, state.iteration + 1)
+        stream = saddle_point.exchange_stream(seed, node, state.iteration + 1)
         self._attachments["message"] = algorithm.send(state, self.compressor, stream)
         cost = self.cost(algorithm, state, noise)
         set_parameters(self.flat, self.output(algorithm, state))
@@ -287,24 +271,23 @@ class MultiTaskClient(GraphClient):
         allowed = "auto or a number, as theory needs constraint='proximity'"
         require(is_known, "dual-regularizer", value, allowed)
         # ‖(2 (x_i − x_j), 2 (x_j − x_i))‖ for the most distant points of X.
-        bound = 2 * math.sqrt(2) * diameter(self.shape, radius, self.dimension)
-        constant = theory_constant(dual_variables, bound, omega, self.zeta > 0)
+        diameter = saddle_point.diameter(self.shape, radius, self.dimension)
+        constant = saddle_point.theory_constant(
+            dual_variables, 2 * math.sqrt(2) * diameter, omega, self.zeta > 0
+        )
         largest = 1 / math.sqrt(constant)
         allowed = f"at most {largest:.3g} with dual-regularizer='theory'"
         require(step <= largest, "saddle-step", step, allowed)
-        return theory_regularizer(step, constant)
+        return saddle_point.theory_regularizer(step, constant)
 
     def decoded(self, config: Config, iteration: int) -> list[npt.NDArray[np.float32]]:
         """Return each neighbour's message; malformed ones count as zero."""
-        first, vectors = Identity() if iteration == 0 else None, []
-        relayed: Any = config["relayed-senders"], config["relayed-data"]
-        for sender, data in zip(*relayed, strict=True):
-            try:
-                vectors.append(self.decode(data, first).numpy())
-            except ValueError as error:
-                self.refuse(sender, error)
-                vectors.append(np.zeros(self.dimension, np.float32))
-        return vectors
+        compressor = Identity() if iteration == 0 else self.compressor
+        malformed = torch.zeros(self.dimension)
+        vectors = [
+            self.decode(sender, data, compressor) for sender, _, data in relayed(config)
+        ]
+        return [to_numpy(malformed if v is None else v) for v in vectors]
 
     def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
         """Test this node's model, before its first iteration the initial one.
@@ -322,19 +305,14 @@ class MultiTaskClient(GraphClient):
         metrics["iterations"] = state.iteration
         return loss, examples, metrics
 
-    @property
-    def direction(self) -> Direction | Literal[""]:
-        """Distribution of the perturbations; none for sample feedback."""
-        direction: Direction = self.settings.bandit_direction
-        return direction if self.zeta else ""
 
-
-def constraint_class(name: str) -> type[Proximity]:
+def constraint_class(name: str) -> type[saddle_point.Proximity]:
     """Return the class of the setting ``constraint``."""
-    kind = Proximity if name == "proximity" else load(name, "constraint")
-    valid = isinstance(kind, type) and issubclass(kind, Proximity)
+    base = saddle_point.Proximity
+    kind = base if name == "proximity" else load(name, "constraint")
+    valid = isinstance(kind, type) and issubclass(kind, base)
     require(valid, "constraint", name, "proximity or a subclass of Proximity")
-    return cast(type[Proximity], kind)
+    return cast(type[saddle_point.Proximity], kind)
 
 
 class SyntheticMultiTaskClient(MultiTaskClient, requires=(TaskOf(MultiTaskSetup),)):
@@ -349,9 +327,7 @@ class SyntheticMultiTaskClient(MultiTaskClient, requires=(TaskOf(MultiTaskSetup)
         """Add the problem."""
         return [repr(self.task), *super()._structure()]
 
-    def problem(
-        self, pairs: Pairs, bounds: Float64s
-    ) -> tuple[Problem, Proximity, Noise]:
+    def problem(self, pairs: Pairs, bounds: Float64s) -> Drawn:
         """Return the costs, constraints and noise of a node with these edges."""
         edges = tuple(map(tuple, pairs.tolist()))
         return _drawn(self.task, edges, self.settings.seed, self.direction)
@@ -386,55 +362,37 @@ def _drawn(
     setup: MultiTaskSetup,
     edges: tuple[tuple[int, int], ...],
     seed: int,
-    direction: Direction | Literal[""],
-) -> tuple[Problem, Proximity, Noise]:
+    direction: saddle_point.AnyDirection,
+) -> Drawn:
     """Return a node's problem and noise, drawn once per process, not per message."""
     nodes, pairs = edges[0][:1], np.array(edges, np.int64)
     problem, constraint = build_problem(setup.problem, nodes, pairs, setup.seed)
     return problem, constraint, Noise(problem, seed, direction)
 
 
-@dataclass(eq=False)
 class ModelProblem:
     """The cost f_i of one node: the mean loss of its model on a batch of its examples.
 
     The parameters are those of `FlatParameters`. A sample is a batch, given by the
-    indices of its examples. Parameters are float64 outside of the model, which is
-    float32.
+    indices of its examples: ``batch-size`` of them, drawn without replacement, or all
+    if there are fewer. Parameters are float64 outside of the model, which is float32.
+    The model is in training mode from the first cost on. Its buffers, such as
+    batch-norm statistics, change with every cost.
 
-    Parameters
+    Attributes
     ----------
-    node : int
-        Number of the node.
-    model : SplitModel
-        The model, which is in training mode from the first cost on. Its buffers, such
-        as batch-norm statistics, change with every cost.
-    flat : FlatParameters
-        Its parameters.
-    examples : ExampleSet
-        The node's training examples.
-    loss : callable
-        Maps a batch's outputs and targets to the mean over the batch.
-    sgd : SGD
-        Has the number of examples per batch, drawn without replacement; all if there
-        are fewer.
     losses : list of float
         The costs so far.
     """
 
-    node: int
-    model: SplitModel
-    flat: FlatParameters
-    examples: ExampleSet
-    loss: Loss
-    sgd: SGD
-    losses: list[float] = field(default_factory=list)
-    _batch: tuple[npt.NDArray[np.generic], Batch] | None = None
-
-    @property
-    def nodes(self) -> tuple[int]:
-        """Number of the node."""
-        return (self.node,)
+    def __init__(self, client: MultiTaskClient, node: int) -> None:
+        self.nodes = (node,)
+        self.model, self.flat, self.loss = client.model, client.flat, client.task.loss
+        self.sgd = SGD(batch_size=client.settings.batch_size)
+        given = train_examples(client.task, client._index).on(client._device)
+        self.examples = trainable_examples(self.model, given, self.sgd)
+        self.losses: list[float] = []
+        self._batch: tuple[Float64s, Batch] | None = None
 
     @property
     def dimension(self) -> int:

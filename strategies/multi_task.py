@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable
+from functools import cached_property
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from flwr_frl.common.settings import (
     SettingsError,
     checked_by,
     is_possible,
+    reading,
     require,
     setting,
 )
@@ -50,8 +52,6 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
 
     Attributes
     ----------
-    bounds : ndarray, shape (n, n)
-        b_ij, symmetric; NaN for nodes that are no neighbours.
     sent : dict of str to dict of int to bytes
         By sender, the last two messages by their number, from 1. No neighbour is more
         than one behind.
@@ -69,20 +69,20 @@ class MultiTask(Gossip, client="flwr_frl.clients.multi_task:MultiTaskClient"):
         read_bounds(self.constraint_bound, edges)
         return edges
 
-    def set_graph(self, names: list[str], edges: Edges) -> None:
-        """Set the graph and the bounds of its edges."""
-        super().set_graph(names, edges)
-        self.bounds = read_bounds(self.constraint_bound, edges)
+    @cached_property
+    def bounds(self) -> NDArray[np.float64]:
+        """b_ij, shape (n, n), symmetric; NaN for nodes that are no neighbours."""
+        return read_bounds(self.constraint_bound, self.edges)
 
     def _usable(self, nodes: list[int]) -> list[int]:
         """Return the nodes that have not begun or have a message of each neighbour."""
-        ready = []
-        for node in nodes:
-            i = self.number[name := self._run.clients.name_of(node)]
-            has_all = len(self.relayed(i)) == len(self.neighbours[i])
-            if not self.last(name) or has_all:
-                ready.append(node)
-        return ready
+        names = map(self._run.clients.name_of, nodes)
+        return [n for n, name in zip(nodes, names, strict=True) if self.is_ready(name)]
+
+    def is_ready(self, name: str) -> bool:
+        """Return whether a node has not begun or has a message of each neighbour."""
+        i = self.number[name]
+        return not self.last(name) or len(self.relayed(i)) == len(self.neighbours[i])
 
     def last(self, name: str) -> int:
         """Return the number of the last message that a node has sent, 0 for none."""
@@ -167,17 +167,12 @@ def read_bounds(text: float | str, edges: Edges) -> NDArray[np.float64]:
     try:
         given = dict.fromkeys(known, float(text))
     except ValueError:
-        try:
-            lines = np.loadtxt(str(text), ndmin=2, encoding="utf-8").tolist()
+        file, allowed = str(text), "two nodes and a number in each line"
+        with reading(file, "constraint-bound", allowed):
+            lines = np.loadtxt(file, ndmin=2, encoding="utf-8").tolist()
             given = {(min(i, j), max(i, j)): bound for i, j, bound in lines}
             if len(given) < len(lines):
-                raise ValueError("an edge has several lines")
-        except (OSError, ValueError) as error:
-            raise SettingsError(
-                f"constraint-bound is {text!r}; expected a number, or a file with "
-                f"two nodes and a number in each line: {error}",
-                "constraint-bound",
-            ) from error
+                raise ValueError("an edge has several lines") from None
     differences = {"has": given.keys() - known, "lacks": known - given.keys()}
     for verb, pairs in differences.items():
         if pairs:

@@ -35,8 +35,9 @@ Float64s = NDArray[np.float64]
 Pairs = NDArray[np.int64]
 # Shapes of the convex set X.
 Shape = Literal["ball", "box", "simplex"]
-# Distributions of the perturbations of bandit feedback.
+# Distributions of the perturbations of bandit feedback; "" is sample feedback.
 Direction = Literal["sphere", "bernoulli", "gaussian"]
+AnyDirection = Direction | Literal[""]
 
 # First words of the random seeds; they separate the random streams from each other and
 # from those of the problems.
@@ -159,7 +160,7 @@ class Noise:
         self,
         problem: Problem,
         seed: int,
-        direction: Direction | Literal[""] = "sphere",
+        direction: AnyDirection = "sphere",
         block: int = BLOCK,
     ) -> None:
         self.problem, self.seed, self.direction = problem, seed, direction

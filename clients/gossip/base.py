@@ -9,10 +9,11 @@ The equations are written once, on matrices with a row for each node: a device h
 row, and nodes of one process have a row each (`flwr_frl.clients.gossip.together`).
 """
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from logging import WARNING
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -37,6 +38,8 @@ from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training.local_training import gradient
 from flwr_frl.task.training.sgd import trainable_examples
 
+# Messages to a node: the sender, its weight w_ij, and the encoded vector.
+Relayed = Sequence[tuple[str, float, bytes]]
 # Gradients, shape (nodes, d), and losses, shape (nodes,); None without a batch.
 Gradients = tuple[Tensor, Tensor] | None
 # Larger entries do not occur in successful training, and one of 1e30 would ruin the
@@ -52,31 +55,27 @@ class LostStateError(RuntimeError):
     """A node has lost the state on which its neighbours' estimates rely."""
 
 
-class Relayed(NamedTuple):
-    """Messages to a node: names of the senders, weights w_ij, and encoded vectors."""
-
-    senders: Sequence[str] = ()
-    weights: Sequence[float] = ()
-    data: Sequence[bytes] = ()
+def relayed(config: Mapping[str, Any]) -> Relayed:
+    """Return all messages in the server's config, in its order."""
+    return list(zip(*(config.get(name, ()) for name in COLUMNS), strict=True))
 
 
-def exchanges(config: Config, last_round: int) -> Iterator[tuple[int, Relayed]]:
-    """Yield the neighbours' messages by round, in order and without gaps.
+def exchanges(config: Config, last_round: int) -> list[Relayed]:
+    """Return the neighbours' messages of each round, in order and without gaps.
 
     Parameters
     ----------
     config : dict
         The server's config, written by `flwr_frl.strategies.gossip.base.Gossip`.
     last_round : int
-        The round of this node's state, which is the first one yielded.
+        The round of this node's state, which is the first one.
     """
-    lists = cast(dict[str, list[Any]], config)
-    columns = [lists.get(name, []) for name in ("relayed-rounds", *COLUMNS)]
-    by_round: dict[int, list[list[Any]]] = {}
-    for round_, *message in zip(*columns, strict=True):
-        by_round.setdefault(round_, []).append(message)
-    for round_ in range(last_round, int(config[EXCHANGED_ROUND]) + 1):
-        yield round_, Relayed(*zip(*by_round.get(round_, []), strict=True))
+    rounds: Any = config.get("relayed-rounds", ())
+    by_round = defaultdict[int, list[tuple[str, float, bytes]]](list)
+    for round_, message in zip(rounds, relayed(config), strict=True):
+        by_round[round_].append(message)
+    last = int(config[EXCHANGED_ROUND])
+    return [by_round[round_] for round_ in range(last_round, last + 1)]
 
 
 class GraphClient(Client):
@@ -147,23 +146,24 @@ class GraphClient(Client):
             text = f"the state is of round {kept}, not that of round {acknowledged}"
             raise LostStateError(text)
 
-    def decode(self, data: bytes, by: compression.Compressor | None = None) -> Tensor:
-        """Return a message's vector, on the CPU; `ValueError` for invalid ones.
+    def decode(
+        self, sender: str, data: bytes, compressor: compression.Compressor
+    ) -> Tensor | None:
+        """Return the vector of a neighbour's message, on the CPU.
 
-        Vectors with an entry above `LARGEST_ENTRY` are invalid. By default, the message
-        is decoded by this node's compressor.
+        Invalid messages, for which None is returned, are counted and logged. Vectors
+        with an entry above `LARGEST_ENTRY` are invalid.
         """
-        compressor = by or self.compressor
-        vector = torch.from_numpy(compressor.decompress(data, self.dimension))
-        largest = vector.abs().max().item()
-        if not largest <= LARGEST_ENTRY:
-            raise ValueError(f"an entry is {largest:.3g}, above {LARGEST_ENTRY:g}")
+        try:
+            vector = torch.from_numpy(compressor.decompress(data, self.dimension))
+            largest = vector.abs().max().item()
+            if not largest <= LARGEST_ENTRY:
+                raise ValueError(f"an entry is {largest:.3g}, above {LARGEST_ENTRY:g}")
+        except ValueError as error:
+            log(WARNING, "message of neighbour %s refused: %s", sender, error)
+            self.refused += 1
+            return None
         return vector
-
-    def refuse(self, sender: str, error: ValueError) -> None:
-        """Count and log an invalid message."""
-        log(WARNING, "message of neighbour %s refused: %s", sender, error)
-        self.refused += 1
 
     def attach_sketch(self) -> None:
         """Attach ``sketch`` to the reply: float32 numbers that represent the model.
@@ -293,12 +293,12 @@ class Node(GraphClient):
         """Load this node's state and replay the exchanges since its round."""
         self._receive(parameters, config)
         self.check_state(config)
-        for _, relayed in exchanges(config, self._state.round):
-            self.exchange([relayed], [config])
+        for messages in exchanges(config, self._state.round):
+            self.exchange([messages], [config])
 
     def exchange(
         self,
-        relayed: Sequence[Relayed],
+        to_nodes: Sequence[Relayed],
         configs: Sequence[Mapping[str, Any]],
         known: Sent | None = None,
     ) -> list[int]:
@@ -306,7 +306,7 @@ class Node(GraphClient):
 
         Parameters
         ----------
-        relayed : sequence of Relayed
+        to_nodes : sequence of Relayed
             The messages to each node.
         configs : sequence of mapping
             The server's config for each node.
@@ -319,18 +319,17 @@ class Node(GraphClient):
             The number of messages that each node has refused.
         """
         rows, q = known or ({}, torch.zeros(0, self.dimension))
-        rows, new, refused = dict(rows), list[Tensor](), [0] * len(relayed)
+        rows, new, refused = dict(rows), list[Tensor](), [0] * len(to_nodes)
         edges, weights = list[tuple[int, int]](), list[float]()
-        for i, messages in enumerate(relayed):
-            for sender, weight, data in zip(*messages, strict=True):
-                try:
-                    if data not in rows:
-                        new.append(self.decode(data))
-                        rows[data] = len(q) + len(new) - 1
-                except ValueError as error:
-                    self.refuse(sender, error)
-                    refused[i] += 1
-                    continue
+        for i, messages in enumerate(to_nodes):
+            for sender, weight, data in messages:
+                if data not in rows:
+                    vector = self.decode(sender, data, self.compressor)
+                    if vector is None:
+                        refused[i] += 1
+                        continue
+                    rows[data] = len(q) + len(new)
+                    new.append(vector)
                 edges.append((i, rows[data]))
                 weights.append(weight)
         q = torch.cat([q, *(vector[None] for vector in new)])
@@ -339,7 +338,7 @@ class Node(GraphClient):
         w = torch.sparse_coo_tensor(
             torch.tensor(edges, dtype=torch.int64).view(-1, 2).T,
             torch.tensor(weights),
-            (len(relayed), len(q)),
+            (len(to_nodes), len(q)),
             check_invariants=False,
         )
         of_senders = w @ torch.ones(len(q), 1)
@@ -373,8 +372,8 @@ class Node(GraphClient):
         squares = vectors.square().sum(1).tolist()
         # A vector with NaN is not sent; saving the state reports it.
         sent = [i for i, square in enumerate(squares) if square > threshold]
-        rng = cache(lambda i: np.random.default_rng([seeds[i], 0x60551]))
-        sources = [partial(rng, i) for i in sent]
+        rng = np.random.default_rng
+        sources = [cache(partial(rng, [seeds[i], 0x60551])) for i in sent]
         rows = to_numpy(vectors)[sent]
         encoded, decoded = self.compressor.compress_rows(rows, sources)
         q = torch.zeros(vectors.shape)

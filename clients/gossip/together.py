@@ -19,13 +19,12 @@ from flwr_frl.clients.device.groups import Arrays, Tensors, to_numpy
 from flwr_frl.clients.device.rows import Asked
 from flwr_frl.clients.device.setup import SIMULATED, build_client, torch_seed
 from flwr_frl.clients.gossip.base import (
-    COLUMNS,
     LARGEST_ENTRY,
     VECTORS,
     Gradients,
     Node,
-    Relayed,
     Sent,
+    relayed,
 )
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.common import messages as keys
@@ -190,8 +189,7 @@ class Nodes:
         states = [each.context.state for each in self.asked]
         last = int(configs[0][keys.ACKNOWLEDGED_ROUND])
         flat, client.x, client.saved, sent = gather(client, states, last)
-        relayed = [Relayed(*(c.get(n, ()) for n in COLUMNS)) for c in configs]
-        refused = client.exchange(relayed, configs, sent)
+        refused = client.exchange([*map(relayed, configs)], configs, sent)
         seeds, orders = self.draw()
         total, steps = client.iterate(self.round, self.gradients(orders))
         losses = (total / steps).tolist()

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from logging import WARNING
+from logging import INFO, WARNING
 from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
@@ -85,15 +85,8 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        self.names: list[str] = []
-        self.number: dict[str, int] = {}
-        self.edges: graphs.Edges = np.zeros((0, 2), np.int64)
-        self.mixing_weights: graphs.Weights = np.zeros((0, 0))
-        self.neighbours: list[list[int]] = []
-        # The weights w_ij of each node's neighbours, by number.
-        self._weights: list[dict[int, float]] = []
+        self.set_graph([], np.zeros((0, 2), np.int64))
         self.lost: set[str] = set()
-        self.sent: dict[str, dict[int, bytes]] = {}
         self.step = 0.0
         self._message_lengths: frozenset[int] = frozenset()
 
@@ -115,9 +108,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         self.mixing_weights = weights = graphs.mixing_matrix(edges)
         others = weights * (1 - np.eye(len(names)))
         self.neighbours = [np.flatnonzero(row).tolist() for row in others]
-        rows = zip(self.neighbours, weights.tolist(), strict=True)
-        self._weights = [{j: row[j] for j in near} for near, row in rows]
-        self.sent = {name: {} for name in names}
+        self.sent: dict[str, dict[int, bytes]] = {name: {} for name in names}
 
     def _identify(self, grid: Grid) -> list[int]:
         """Return the connected nodes of the graph, which the first call builds.
@@ -153,6 +144,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         if self.uses_consensus_step:
             rule, weights = str(self.consensus_step), self.mixing_weights
             self.step = graphs.derived_step(rule, weights, omega, typical_omega)
+            log(INFO, "consensus step: %.3g (%s)", self.step, rule)
 
     def _expected_clients(self) -> set[str]:
         """Exclude lost nodes."""
@@ -189,19 +181,18 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         ``relayed-data``.
         """
         i = self.number[self._run.clients.name_of(node)]
-        weights = self._weights[i]
         about = super()._config(node, config)
         if EXCHANGED_ROUND not in config:
             # An evaluation follows the exchange of its round.
             about |= self._exchanged(cast(int, config[SERVER_ROUND]))
         about["neighbour-weight"] = float(1 - self.mixing_weights[i, i])
         if relayed := self.relayed(i):
-            rounds, senders, data = zip(*relayed, strict=True)
+            rounds, senders, data = map(list, zip(*relayed, strict=True))
             about |= {
-                "relayed-rounds": list(rounds),
+                "relayed-rounds": rounds,
                 "relayed-senders": [self.names[j] for j in senders],
-                "relayed-weights": [weights[j] for j in senders],
-                "relayed-data": list(data),
+                "relayed-weights": self.mixing_weights[i, senders].tolist(),
+                "relayed-data": data,
             }
         return about
 
@@ -214,15 +205,13 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
         Each has its round, the number of its sender and its bytes, in this order.
         """
-        names, sent, since = self.names, self.sent, self._since(i)
+        since = self._since(i)
         last = math.inf if self.relays_missed_rounds else since
         return sorted(
-            [
-                (round_, j, data)
-                for j in self.neighbours[i]
-                for round_, data in sent[names[j]].items()
-                if since <= round_ <= last
-            ]
+            (round_, j, data)
+            for j in self.neighbours[i]
+            for round_, data in self.sent[self.names[j]].items()
+            if since <= round_ <= last
         )
 
     def _since(self, i: int) -> float:

@@ -13,13 +13,11 @@ import math
 import os.path
 from collections.abc import Iterable
 from contextlib import suppress
-from logging import INFO, WARNING
 
 import numpy as np
-from flwr.common import log
 from numpy.typing import NDArray
 
-from flwr_frl.common.settings import SettingsError, require, unknown
+from flwr_frl.common.settings import SettingsError, reading, require, unknown
 
 Edges = NDArray[np.int64]
 Weights = NDArray[np.float64]
@@ -29,8 +27,6 @@ DRAWS = 1000
 # Rules that derive γ.
 RULES = ("auto", "theory")
 ALLOWED = "auto, theory or a number in (0, 1]"
-# A smaller step needs thousands of rounds to bring the nodes together.
-SMALL = 1e-3
 
 
 def build_graph(name: str, n: int, probability: float = 0.5, seed: int = 0) -> Edges:
@@ -104,10 +100,8 @@ def from_file(path: str, n: int) -> Edges:
     An edge is two node numbers, from 0. Empty lines and text after ``#`` are skipped.
     Raises `SettingsError` if the file cannot be read or a line is not an edge.
     """
-    try:
+    with reading(path, "graph", "two node numbers in each line"):
         edges = np.loadtxt(path, np.int64, ndmin=2, encoding="utf-8").tolist()
-    except (OSError, ValueError) as error:
-        raise SettingsError(f"cannot read the graph file {path!r}: {error}") from error
     nodes = range(n)
     for edge in edges:
         valid = len(edge) == len({*edge}.intersection(nodes)) == 2
@@ -179,7 +173,7 @@ def practical_step(omega: float) -> float:
 def derived_step(
     rule: str, weights: Weights, omega: float, typical_omega: float
 ) -> float:
-    """Return the consensus step γ that a rule selects, and warn if it is very small.
+    """Return the consensus step γ that a rule selects.
 
     Parameters
     ----------
@@ -191,16 +185,6 @@ def derived_step(
     omega, typical_omega : float
         ω in the worst case and at a Gaussian vector, in (0, 1].
     """
-    practical = practical_step(typical_omega)
     if rule == "auto":
-        step = practical
-    elif rule == "theory":
-        step = consensus_step(weights, omega)
-    else:
-        step = float(rule)
-    log(INFO, "consensus step: %.3g (%s)", step, rule)
-    if step < SMALL:
-        text = "consensus step %.3g is so small that messages have almost no "
-        text += "effect; consensus-step='auto' would be %.3g"
-        log(WARNING, text, step, practical)
-    return step
+        return practical_step(typical_omega)
+    return consensus_step(weights, omega) if rule == "theory" else float(rule)

@@ -13,28 +13,28 @@ from gossip_clients import by_algorithm, client_of, config_of, received
 from refusals import assert_says
 from small_models import CE, torch_groups
 
-from flwr_frl.clients.gossip.base import Relayed, exchanges
+from flwr_frl.clients.gossip.base import exchanges
 from flwr_frl.common.settings import TrainingDivergedError
 
 pytestmark = pytest.mark.usefixtures("softmax")
 
 
-def test_exchanges_are_yielded_in_order_without_gaps():
+def test_exchanges_are_in_order_without_gaps():
     relayed = [
         (4, "b", 0.5, b"1"),
         (2, "a", 0.25, b"2"),
         (4, "a", 0.25, b"3"),
         (5, "b", 0.5, b"4"),
     ]
-    assert list(exchanges(config_of(7, relayed), 2)) == [
-        (2, Relayed(("a",), (0.25,), (b"2",))),
-        (3, Relayed()),
-        (4, Relayed(("b", "a"), (0.5, 0.25), (b"1", b"3"))),
-        (5, Relayed(("b",), (0.5,), (b"4",))),
-        (6, Relayed()),
+    assert exchanges(config_of(7, relayed), 2) == [
+        [("a", 0.25, b"2")],
+        [],
+        [("b", 0.5, b"1"), ("a", 0.25, b"3")],
+        [("b", 0.5, b"4")],
+        [],
     ]
     # The first round relays nothing.
-    assert list(exchanges(config_of(1), 0)) == [(0, Relayed())]
+    assert exchanges(config_of(1), 0) == [[]]
 
 
 @pytest.mark.parametrize("model", ["softmax", "digits-cnn", "resnet20"])
@@ -108,7 +108,7 @@ def test_malformed_message_is_counted_and_ignored(algorithm, values, caplog):
         client = received(algorithm, compressor="identity")
         config = {"consensus-step": 0.5, "neighbour-weight": 0.5}
         with caplog.at_level(WARNING, "flwr"):
-            client.exchange([Relayed(*zip(*messages, strict=True))], [config])
+            client.exchange([messages], [config])
         found.append([client.x.clone(), *map(torch.clone, client.saved.values())])
         assert client.refused == len(messages) - 1
     assert "message of neighbour bad refused" in caplog.text
