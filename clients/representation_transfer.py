@@ -30,6 +30,7 @@ from flwr_frl.clients.device.groups import (
 )
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.settings import Checked, require, setting
+from flwr_frl.task import transfer
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import copy_sharing_frozen
@@ -37,15 +38,6 @@ from flwr_frl.task.resident import test_examples
 from flwr_frl.task.tasks.linear import RegressionTask, TransferTask
 from flwr_frl.task.tasks.text import PositionwiseLinear
 from flwr_frl.task.training.local_training import evaluation_size, train
-from flwr_frl.task.transfer import (
-    Role,
-    basis,
-    halves,
-    is_source,
-    phase_one,
-    phase_two,
-    phase_two_descent,
-)
 
 # Prefix of arrays that a target saves after phase 2 only.
 SOURCES = "representation.sources."
@@ -65,7 +57,7 @@ class RoleSettings(Checked):
     """
 
     num_sources: int = setting(TransferTask.num_sources, ge=0, per_device=True)
-    role: Role = setting(TransferTask.role, per_device=True)
+    role: transfer.Role = setting(TransferTask.role, per_device=True)
 
 
 @dataclass(frozen=True)
@@ -151,7 +143,8 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
     @property
     def is_source(self) -> bool:
         """Whether this client is a source."""
-        return is_source(self.settings.role, self._index, self.settings.num_sources)
+        settings = self.settings
+        return transfer.is_source(settings.role, self._index, settings.num_sources)
 
     @property
     def sent(self) -> Groups:
@@ -201,11 +194,11 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
             first = examples.subset(order[: n // 2])
             examples = examples.subset(order[n // 2 :])
         model, loss = self.phase_one(parameters, first)
-        arrays = {name: to_numpy(t) for name, t in model.state_dict().items()}
         if epochs:  # Section 5.3.2
             loss = train(model, "all", examples, self._loss, epochs, self.settings)
-            return arrays, loss
-        return {n: a for n, a in arrays.items() if not n.startswith(SOURCES)}, loss
+        arrays = {name: to_numpy(t) for name, t in model.state_dict().items()}
+        kept = (n for n in arrays if epochs or not n.startswith(SOURCES))
+        return {name: arrays[name] for name in kept}, loss
 
     def phase_one(
         self, parameters: NDArrays, examples: ExampleSet
@@ -221,7 +214,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
             features = torch.cat([combined.features(x) for x, _ in batches])
             outputs = self.model.eval()(examples.first(1)).shape[1:2].numel()
         columns = to_numpy(features.flatten(0, -2)).astype(np.float64).T
-        v = basis([columns], self.settings.rank_tolerance)
+        v = transfer.basis([columns], self.settings.rank_tolerance)
         combined.basis = nn.Parameter(torch.from_numpy(v).to(features))
         head = self.head(combined, outputs)
         projected = ExampleSet(features @ combined.basis.detach(), examples.targets)
@@ -295,7 +288,7 @@ class RepresentationTransferClient(
     def fit_source(self, parameters: NDArrays, config: Config) -> FitResult:
         """Fit y ≈ X B w, save w of shape (1, 1), and send Bᵀ of shape (1, d)."""
         x, y = self.task.draw(self._index)
-        theta = phase_two(np.zeros(x.shape[1]), x, y)
+        theta = transfer.phase_two(np.zeros(x.shape[1]), x, y)
         norm = float(np.linalg.norm(theta))
         self._state.save({"head.weight": np.array([[norm]])}, int(config[SERVER_ROUND]))
         loss = float(np.mean((y - x @ theta) ** 2))
@@ -309,13 +302,11 @@ class RepresentationTransferClient(
         samples.
         """
         x, y = self.task.draw(self._index)
-        x1, y1, x2, y2 = halves(x, y)
-        first = phase_one(parameters[0].T, x1, y1)
-        steps = self.settings.descent_steps
-        if steps == 0:
-            second = phase_two(first, x2, y2)
-        else:
-            second = phase_two_descent(first, x2, y2, max_steps=steps)
+        x1, y1, x2, y2 = transfer.halves(x, y)
+        first = transfer.phase_one(parameters[0].T, x1, y1)
+        second = transfer.phase_two(first, x2, y2)
+        if steps := self.settings.descent_steps:
+            second = transfer.phase_two_descent(first, x2, y2, max_steps=steps)
         loss = float(np.mean((y - x @ second) ** 2))
         return {"phase-1": first, "phase-2": second}, loss
 
@@ -331,7 +322,7 @@ class RepresentationTransferClient(
         if not tested:
             return 0.0, 0, {}
         x, y = self.task.draw(self._index)
-        scratch = phase_two(np.zeros(x.shape[1]), x, y)
+        scratch = transfer.phase_two(np.zeros(x.shape[1]), x, y)
         models: Any = saved["phase-2"], saved["phase-1"], scratch
         best, *errors = self.task.errors(self._index, *models)
         names = "error", "error-phase-1", "error-scratch"

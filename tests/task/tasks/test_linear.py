@@ -5,7 +5,7 @@ import pytest
 from command_line import rows_of, run
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import code_of
+from refusals import assert_says, code_of
 
 from flwr_frl.task.tasks.linear import (
     LinearData,
@@ -131,7 +131,6 @@ def test_a_subclass_with_another_draw_is_not_compared_with_the_synthetic_truth()
     [
         ([(np.eye(4), np.arange(4)), (np.eye(3), np.arange(3))], "inputs"),
         ([(np.eye(4), np.arange(4)), (np.eye(4), np.arange(3))], "inputs"),
-        ([(np.eye(4), np.array([1, 2, np.nan, 3]))] * 2, "missing"),
         ([(np.eye(4), np.ones(4))] * 2, "targets"),
     ],
 )
@@ -139,6 +138,21 @@ def test_invalid_linear_data_is_a_one_line_error(train, code):
     assert code_of(own_data, train=train, test=train) == code
     assert code_of(own_data, train=train[:1]) == "inputs"
     assert code_of(own_data, rank=5) == "rank"
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("targets", (np.eye(4), np.array([1, 2, 3, np.nan]))),
+        ("inputs", (np.diag([1, 2, 3, np.nan]), np.arange(4))),
+    ],
+)
+def test_missing_values_of_linear_data_are_found_before_the_first_round(name, missing):
+    complete = np.eye(4), np.arange(4)
+    task = LinearData([complete, missing], [complete] * 2)
+    task.check(0)
+    line = f"train examples of client 1: the {name} of row 3 are not finite"
+    assert_says(line, task.check, 1)
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "flute", "representation-transfer"])
