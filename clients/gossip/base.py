@@ -40,8 +40,8 @@ from flwr_frl.task.training.sgd import trainable_examples
 
 # Messages to a node: the sender, its weight w_ij, and the encoded vector.
 Relayed = Sequence[tuple[str, float, bytes]]
-# Gradients, shape (nodes, d), and losses, shape (nodes,); None without a batch.
-Gradients = tuple[Tensor, Tensor] | None
+# Gradients, shape (nodes, d), and losses, shape (nodes,).
+Gradients = tuple[Tensor, Tensor]
 # Larger entries do not occur in successful training, and one of 1e30 would ruin the
 # neighbours' models.
 LARGEST_ENTRY = 1e6
@@ -387,7 +387,7 @@ class Node(GraphClient):
     ) -> tuple[Tensor, int]:
         """Run H iterations of SGD with Nesterov momentum (Algorithm 1, lines 3 to 5).
 
-        v ← β v + g;  x ← x − η_t (β v + g). An iteration without a batch makes no step.
+        v ← β v + g;  x ← x − η_t (β v + g). Without gradients there are no steps.
 
         Parameters
         ----------
@@ -410,10 +410,8 @@ class Node(GraphClient):
         """
         self.model.train()
         total, steps = self.x.new_zeros(len(self.x)), 0
-        for t in self.iterations(server_round):
-            if (result := next(gradients)) is None:
-                continue
-            g, losses = result
+        iterations = self.iterations(server_round)
+        for t, (g, losses) in zip(iterations, gradients, strict=False):
             total += losses
             steps += 1
             self.step(t, g)
@@ -427,15 +425,11 @@ class Node(GraphClient):
     def gradients(self) -> Iterator[Gradients]:
         """Yield this node's gradients on batches drawn from all of its examples.
 
-        It is None without examples.
+        Without examples, there are none.
         """
         given = train_examples(self.task, self._index)
         examples = trainable_examples(self.model, given, self.settings)
-        while True:
-            batch = examples.draw(self.settings.batch_size)
-            if batch is None:
-                yield None
-                continue
+        while (batch := examples.draw(self.settings.batch_size)) is not None:
             self.flat.gradient.zero_()
             loss = gradient(self.model, *batch, self.task.loss, self.settings)
             yield self.flat.gradient[None], loss

@@ -29,21 +29,17 @@ def learning_rate(text: str, base: float = 1.0) -> Schedule:
     ValueError
         If the text is invalid.
     """
-    if text in ("constant", "theory"):
-        return lambda t: base
-    kind, *rest = text.split(":")
-    if kind == "inverse":
-        (shift,) = map(float, rest)
-        if shift > 0:
-            return lambda t: base / (t + shift)
-    if kind == "steps":
-        first, listed, last = rest
-        warmup, factor = int(first), float(last)
-        milestones = [int(m) for m in listed.split(",")]
-        if warmup >= 0 and factor >= 1:
+    match text.split(":"):
+        case ["constant" | "theory"]:
+            return lambda t: base
+        case ["inverse", shift] if float(shift) > 0:
+            return lambda t: base / (t + float(shift))
+        case ["steps", first, listed, last] if int(first) >= 0 and float(last) >= 1:
+            warmup, factor = max(int(first), 1), float(last)
+            milestones = [int(m) for m in listed.split(",")]
             return lambda t: (
                 base
-                * min(1.0, (t + 1) / max(warmup, 1))
+                * min(1.0, (t + 1) / warmup)
                 * factor ** -sum(t >= m for m in milestones)
             )
     raise ValueError(text)

@@ -5,7 +5,7 @@ all nodes are rows of the same matrices, and their gradients are computed at onc
 Nodes that cannot join, for example after an absence, are answered one by one.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from logging import WARNING
 from typing import Any, NamedTuple, cast
 
@@ -15,7 +15,7 @@ from flwr.app import Message, RecordDict
 from torch import Tensor
 
 from flwr_frl.clients.device import state as versions
-from flwr_frl.clients.device.groups import Arrays, Tensors, to_numpy
+from flwr_frl.clients.device.groups import Arrays, Tensors, to_numpy, to_tensors
 from flwr_frl.clients.device.rows import Asked
 from flwr_frl.clients.device.setup import SIMULATED, build_client, torch_seed
 from flwr_frl.clients.gossip.base import (
@@ -109,16 +109,12 @@ def gather(client: Node, states: Sequence[RecordDict], round_: int) -> Matrices:
         return Matrices(flat, x[chosen], vectors, sent)
     x = client.flat.vector.new_empty(len(states), client.dimension)
     vectors = {VECTORS + name: torch.zeros_like(x) for name in client.vectors}
-    for i in range(len(states)):
-        state: Mapping[str, Tensor] = client.task.initial_state
-        if round_:
-            arrays = versions.arrays_of(records[i]).items()
-            state = {name: torch.from_numpy(array) for name, array in arrays}
+    saved = [to_tensors(versions.arrays_of(record), x.device) for record in records]
+    for i, state in enumerate(saved or [client.task.initial_state] * len(states)):
         rows = client.flat.views(x[i]) | {n: m[i] for n, m in vectors.items()}
-        for name, row in rows.items():
-            # Initial vectors are 0.
-            if round_ or name in state:
-                row.copy_(state[name])
+        # Initial vectors, which are not part of the initial state, are 0.
+        for name in rows.keys() & state.keys():
+            rows[name].copy_(state[name])
     return Matrices(client.flat, x, vectors, None)
 
 
