@@ -171,7 +171,9 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
     def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
         """Test this target's model; report no examples before it has one."""
         model = self._state.load()
-        return (0.0, 0, {}) if model is None else self.test_target(parameters, model)
+        if model is None or not len(self.task.test_examples(self._index)):
+            return 0.0, 0, {}
+        return self.test_target(parameters, model)
 
     def fit_source(self, parameters: NDArrays, config: Config) -> FitResult:
         """Train the whole model and save the head."""
@@ -243,8 +245,6 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
     def test_target(self, parameters: NDArrays, saved: Arrays) -> EvaluateResult:
         """Test this target's model; sources that were not trained are received."""
         examples = test_examples(self.task, self._index)
-        if len(examples) == 0:
-            return 0.0, 0, {}
         state = to_tensors(saved, self._device)
         combined = self.combined(parameters, _has_positions(examples.targets))
         combined.basis = nn.Parameter(state[f"{REPRESENTATION}basis"])
@@ -318,16 +318,14 @@ class RepresentationTransferClient(
         ``error-phase-1``, and ``error-scratch`` of the least-norm model fitted to all
         samples without V.
         """
-        tested = len(self.task.test_examples(self._index))
-        if not tested:
-            return 0.0, 0, {}
         x, y = self.task.draw(self._index)
         scratch = transfer.phase_two(np.zeros(x.shape[1]), x, y)
         models: Any = saved["phase-2"], saved["phase-1"], scratch
         best, *errors = self.task.errors(self._index, *models)
         names = "error", "error-phase-1", "error-scratch"
         metrics: Config = dict(zip(names, errors, strict=True))
-        return errors[0] * best, tested, metrics
+        tested = self.task.test_examples(self._index)
+        return errors[0] * best, len(tested), metrics
 
 
 def _has_positions(targets: Tensor) -> bool:

@@ -173,14 +173,9 @@ def read_bounds(text: float | str, edges: Edges) -> NDArray[np.float64]:
             given = {(min(i, j), max(i, j)): bound for i, j, bound in lines}
             if len(given) < len(lines):
                 raise ValueError("an edge has several lines") from None
-    differences = {"has": given.keys() - known, "lacks": known - given.keys()}
-    for verb, pairs in differences.items():
-        if pairs:
-            listed = ", ".join(f"{i:g} {j:g}" for i, j in sorted(pairs))
-            raise SettingsError(
-                f"constraint-bound is {text!r}, which {verb} {listed:.99}; expected a "
-                "line for each edge of the graph, and no others"
-            )
+    differ = sorted(given.keys() ^ known)
+    what = f"the list of edges with a bound in {text!r} or in the graph, but not both,"
+    require(not differ, what, differ, "none", "constraint-bound")
     bounds = np.full((int(edges.max()) + 1,) * 2, np.nan)
     for (i, j), bound in given.items():
         valid = 0 <= bound < math.inf

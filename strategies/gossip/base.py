@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from logging import INFO, WARNING
+from logging import WARNING
 from typing import Annotated, Any, ClassVar, cast
 
 import numpy as np
@@ -144,7 +144,6 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         if self.uses_consensus_step:
             rule, weights = str(self.consensus_step), self.mixing_weights
             self.step = graphs.derived_step(rule, weights, omega, typical_omega)
-            log(INFO, "consensus step: %.3g (%s)", self.step, rule)
 
     def _expected_clients(self) -> set[str]:
         """Exclude lost nodes."""
