@@ -174,7 +174,7 @@ def read_bounds(text: float | str, edges: Edges) -> NDArray[np.float64]:
             if len(given) < len(lines):
                 raise ValueError("an edge has several lines") from None
     differ = sorted(given.keys() ^ known)
-    what = f"the list of edges with a bound in {text!r} or in the graph, but not both,"
+    what = f"the list of edges that only {text!r} or only the graph has"
     require(not differ, what, differ, "none", "constraint-bound")
     bounds = np.full((int(edges.max()) + 1,) * 2, np.nan)
     for (i, j), bound in given.items():

@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord
+from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from flwr_frl.common.arrays import sendable
 from flwr_frl.common.settings import require, setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT
@@ -52,12 +51,11 @@ class RepresentationTransfer(
 
     num_sources: int = setting(10, ge=1)
     rank_tolerance: float = setting(0.01, gt=0, lt=1)
+    _only = (("transport", "float32"),)
+    _because = "targets need the exact representations"
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        allowed = "float32 for representation-transfer"
-        transport = self.settings.transport
-        require(transport == "float32", "transport", transport, allowed)
         self.state["built"] = False
 
     @property
@@ -123,16 +121,13 @@ class RepresentationTransfer(
         """
         return {name: np.stack([s[name] for s in sources]) for name in sources[0]}
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Address the targets that have a model."""
-        targets = self._with_role(self._identify(grid), "target")
-        acknowledged = self._run.clients.acknowledged
-        nodes = [n for n in targets if self._run.clients.name_of(n) in acknowledged]
-        kind = MessageType.EVALUATE
-        round = Round(self, server_round, arrays, config, nodes, kind)
-        return sendable(self._open_round(round), grid)
+    def _connected_nodes(self, grid: Grid, trains: bool = False) -> list[int]:
+        """Return the nodes that can train, or the targets that have a model."""
+        nodes, clients = super()._connected_nodes(grid, trains), self._run.clients
+        if trains:
+            return nodes
+        targets = self._with_role(nodes, "target")
+        return [n for n in targets if clients.name_of(n) in clients.acknowledged]
 
 
 class RepresentationTransferLinear(
