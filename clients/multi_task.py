@@ -46,16 +46,6 @@ Drawn = tuple[saddle_point.Problem, saddle_point.Proximity, Noise]
 SYNTHETIC = {"task": ("qcqp", "multi-task-logistic")}
 
 
-def is_positive(number: float) -> bool:
-    """Return whether a number is positive and finite."""
-    return 0 < number < math.inf
-
-
-def is_perturbation(number: float) -> bool:
-    """Return whether a number is at least 0 and finite."""
-    return 0 <= number < math.inf
-
-
 class MultiTaskClient(GraphClient):
     """Algorithms 2 and 3: a node that is constrained by its neighbours' parameters.
 
@@ -104,15 +94,15 @@ class MultiTaskClient(GraphClient):
     _settings_type: type = CompressionSettings
     saddle_step: float = setting(1e-3, gt=0)
     dual_regularizer: Annotated[
-        float | str, number_or(("auto", "theory"), is_positive)
+        float | str, number_or(("auto", "theory"), lambda delta: 0 < delta < math.inf)
     ] = setting("auto", form="auto, theory or a number above 0")
     feasible_set: saddle_point.Shape = setting("ball")
-    radius: Annotated[float | str, number_or(("auto",), is_positive)] = setting(
-        "auto", form="auto or a number above 0"
+    radius: Annotated[float | str, number_or(("auto",), lambda r: 0 < r < math.inf)] = (
+        setting("auto", form="auto or a number above 0")
     )
-    bandit_radius: Annotated[float | str, number_or(("theory",), is_perturbation)] = (
-        setting("0", form="theory or a number, at least 0")
-    )
+    bandit_radius: Annotated[
+        float | str, number_or(("theory",), lambda zeta: 0 <= zeta < math.inf)
+    ] = setting("0", form="theory or a number, at least 0")
     bandit_direction: saddle_point.Direction = setting("sphere")
     seed: int = setting(0, ge=0)
     num_server_rounds: int = setting(30, ge=1)
@@ -435,9 +425,7 @@ class ModelProblem:
             mask = torch.zeros(len(self.examples), dtype=torch.bool)
             mask[samples[0].astype(np.int64)] = True
             self._batch = samples, self.examples.chosen(mask)
-        inputs, targets = self._batch[1]
-        device = self.flat.vector.device
-        return inputs.to(device), targets.to(device)
+        return self._batch[1]
 
 
 @torch.no_grad()
