@@ -388,9 +388,7 @@ class ModelProblem:
         """Number of parameters d."""
         return len(self.flat.vector)
 
-    def draw(
-        self, row: int, generator: np.random.Generator, count: int
-    ) -> npt.NDArray[np.float64]:
+    def draw(self, row: int, generator: np.random.Generator, count: int) -> Float64s:
         """Draw batches of indices of the node's examples, shape (count, batch size)."""
         n = len(self.examples)
         size = min(n, self.sgd.batch_size)
