@@ -12,7 +12,6 @@ from flwr_frl.clients.device.setup import (
     client_name,
     cohort_size,
     partition,
-    partition_id,
     per_device,
     unread,
 )
@@ -140,13 +139,13 @@ def _node_setup(run: Resolved, config: tuple[tuple[str, Any], ...]) -> Setup:
     kind, node = client_class(run), dict(config)
     unread(node, kind)
     overridden = {name: node[name] for name in per_device(kind) if name in node}
+    index, count = partition(node, run)
     models = str(run.get("client-models", "")).split()
     if models and "client-models" in declared(kind) and "partition-id" in node:
-        overridden = {"model": models[partition_id(node) % len(models)], **overridden}
+        overridden = {"model": models[index % len(models)], **overridden}
     if "lora-rank" in overridden:
         overridden["client-ranks"] = str(overridden.pop("lora-rank"))
     common = _setup(run, tuple(overridden.items()))
-    index, count = partition(node, common.run)
     name = client_name(node)
     return common._replace(name=name, partition=index, num_clients=count)
 

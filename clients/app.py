@@ -15,6 +15,7 @@ from flwr.common import log
 
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.base import Arrays, Client, Config, EvaluateResult
+from flwr_frl.clients.device.account import PrivateTraining
 from flwr_frl.clients.device.codec import check_config, pack, pack_metrics, unpack
 from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.rows import Asked, evaluate_rows, fit_rows
@@ -27,6 +28,7 @@ from flwr_frl.clients.device.setup import (
     client_name,
     cohort_size,
     label_of,
+    personal_state,
     properties_of,
 )
 from flwr_frl.clients.device.state import versions_in
@@ -137,8 +139,12 @@ class App(ClientApp):
         with contextlib.suppress(SettingsError):
             setups = [client_setup(c, self.run_config, strict=False) for c in contexts]
             self.read_message(messages[0], contexts[0])
-            asked = map(Asked, setups, messages, contexts, requests)
-            done = self._as_rows(list(asked), kinds)
+            asked = [*map(Asked, setups, requests, contexts)]
+            if kinds == {MessageType.EVALUATE}:
+                done = evaluate_rows(asked, evaluation_reply)
+            # Mods must see every message.
+            elif kinds == {MessageType.TRAIN} and not self.mods:
+                done = fit_rows(asked, self._most(), self.cohort == "auto")
         others = [work for i, work in enumerate(works) if i not in done]
         rest = each_together(others, self._most(), self.cohort == "auto")
         return (done.pop(i) if i in done else next(rest) for i in range(len(works)))
@@ -147,15 +153,6 @@ class App(ClientApp):
         """Return the largest number of clients that train together on this device."""
         on_cpu = self.cohort == "auto" and current() == CPU
         return AUTO_ON_CPU if on_cpu else self.size
-
-    def _as_rows(self, asked: Sequence[Asked], kinds: set[str]) -> dict[int, Message]:
-        """Answer the messages of clients and nodes that run as rows of matrices."""
-        if kinds == {MessageType.EVALUATE}:
-            return evaluate_rows(asked, evaluation_reply)
-        # Mods must see every message.
-        if self.mods or kinds != {MessageType.TRAIN}:
-            return {}
-        return fit_rows(asked, self._most(), self.cohort == "auto")
 
 
 def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> ClientApp:
@@ -187,7 +184,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         setup, config = app.read_message(message, context)
         client = build_client(context, setup, config)
         client.settings = setup.in_round(client.settings, config)
-        result = client.fit(unpack(message, client), config)
+        result = client.fit(unpack(message.content, client), config)
         reply = pack(message, client, result)
         if is_secure:
             return mask(message, context, reply, client._state.directory)
@@ -196,14 +193,14 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
         client = app.client(message, context)
-        result = client.evaluate(unpack(message, client), client.config)
+        result = client.evaluate(unpack(message.content, client), client.config)
         return evaluation_reply(message, client, result)
 
     @app.evaluate(keys.NEWCOMER)
     def newcomer(message: Message, context: Context) -> Message:
         setup, config = app.read_message(message, context)
         client = build_client(context, setup, config)
-        arrays, seed = unpack(message, client), int(setup.run["seed"])
+        arrays, seed = unpack(message.content, client), int(setup.run["seed"])
         # The share of the training examples that is used.
         share = float(config.get(keys.SHARE, 1.0))
         client.task = fewer(client.task, client._index, share, seed)
@@ -232,7 +229,8 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         if refusal is not None:
             label = properties.get(keys.OWN_NAME, name)
             log(ERROR, "client %s takes no part: %s", label, refusal)
-        records = {keys.PROPERTIES: fill(ConfigRecord(), properties)}
+        # Flower checks the types, as a subclass may have added properties.
+        records = {keys.PROPERTIES: ConfigRecord(cast(Any, properties))}
         return Message(fill(RecordDict(), records), reply_to=message)
 
     def arrays_reply(message: Message, arrays: Arrays) -> Message:
@@ -252,7 +250,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         client = app.client(message, context)
         config = client.config
         if keys.ARRAYS in message.content:
-            client._receive(unpack(message, client), config)
+            client._receive(unpack(message.content, client), config)
         # Only clients whose strategies query statistics define this method.
         statistics: Any = getattr(client, "statistics", None)
         arrays = statistics(config) if statistics else {}
@@ -317,15 +315,12 @@ def keep(
         rounds = {keys.ACKNOWLEDGED_ROUND: last, keys.CHECKPOINT_ROUND: last}
         try:
             setup = client_setup(context, resumed)
-            client = build_client(context, setup, {keys.RUN: run, **rounds})
-            state, round_ = client._state, client._state.round
+            state = personal_state(context, setup, {keys.RUN: run, **rounds})
             on_disk = {(v.run, v.round) for v in versions_in(state.directory)}
-            missing = round_ and (run, round_) not in on_disk
-            arrays = state.load() if missing else None
-            if arrays is not None and state.round == round_:
-                written = state.save(arrays, round_) is not None and written
-            if client._private:
-                client._private.write()
+            if state.round and (run, state.round) not in on_disk:
+                path = state.save(state.load() or {}, state.round)
+                written = written and path is not None
+            PrivateTraining(setup.device, context.state, state.directory).write()
         except SettingsError as error:
             log(ERROR, "the state of client %s is in memory only: %s", name, error)
             written = False

@@ -25,7 +25,6 @@ from flwr_frl.clients.device.groups import (
     Tensors,
     array_names,
     check_groups,
-    copied,
     initial_arrays,
     personal_arrays,
     to_numpy,
@@ -458,7 +457,7 @@ class Client(NumPyClient):
         if personal:
             round_ = self.config.get(keys.SERVER_ROUND, self._state.round + 1)
             self._state.save(personal, int(round_))
-        copies = copied(names, [arrays[name] for name in names])
+        copies = [to_numpy(arrays[name]).copy(order="C") for name in names]
         n = len(self.task.train_examples(self._index))
         return copies, n, {"train-loss": loss, **self.metrics}
 

@@ -1,6 +1,7 @@
 """One codec between messages and a client's lists of arrays, with all checks."""
 
 import sys
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any, cast
 
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, FitResult
 from flwr_frl.clients.device.groups import (
-    Copies,
     Received,
     array_names,
     check_changes,
@@ -22,6 +22,7 @@ from flwr_frl.clients.device.groups import (
 )
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
+    Matrix,
     MemoryArray,
     ReplyRows,
     RowArrays,
@@ -29,12 +30,14 @@ from flwr_frl.common.arrays import (
     entries_of,
     fill,
     is_finite,
+    layout_of,
     memory_record,
     reply_with,
     values_of,
 )
 from flwr_frl.common.run_cache import run_object
 from flwr_frl.common.settings import SettingsError, reason_of, require
+from flwr_frl.task.models.split_model import LARGE
 
 # File names contain the round with eight digits.
 LAST_ROUND = 99_999_999
@@ -69,21 +72,11 @@ TYPES: dict[str, Any] = {
 }
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 RULES = {name: TypeAdapter[Any](kind, config=STRICT) for name, kind in TYPES.items()}
-# Lists with an entry for each message that is relayed.
-RELAYED = "relayed-rounds", "relayed-senders", "relayed-weights", "relayed-data"
-
-
-class ServerConfig(dict[str, Any]):
-    """A message's config; a missing key raises a one-line error."""
-
-    def __missing__(self, name: str) -> Any:
-        """Raise `SettingsError`."""
-        raise SettingsError(f"the server's config has no {name!r}")
 
 
 def check_config(record: Any) -> Config:
     """Return a message's config; raise `SettingsError` if a value is invalid."""
-    config = ServerConfig(entries_of(record))
+    config = dict(entries_of(record))
     for name in config.keys() & RULES.keys():
         try:
             RULES[name].validate_python(config[name])
@@ -91,24 +84,16 @@ def check_config(record: Any) -> Config:
             # For example, "Input should be a valid integer"
             allowed = f"it to {error.errors()[0]['msg'].partition(' should ')[2]}"
             require(False, f"the server's {name}", config[name], allowed)
-    if len({len(config.get(name, ())) for name in RELAYED}) > 1:
-        line = f"the server's {', '.join(RELAYED)} are not of the same length"
-        raise SettingsError(line)
-    exchanged = config.get(keys.EXCHANGED_ROUND, 0)
-    now = config.get(keys.SERVER_ROUND, exchanged)
-    if exchanged > now:
-        allowed = f"at most its {keys.SERVER_ROUND}, {now}"
-        require(False, f"the server's {keys.EXCHANGED_ROUND}", exchanged, allowed)
     return config
 
 
-def unpack(message: Message, client: Client) -> NDArrays:
-    """Return a message's arrays in the order of the client's shared arrays.
+def unpack(content: Mapping[str, Any], client: Client) -> NDArrays:
+    """Return the arrays of a message's records in the order of the shared arrays.
 
     Raises `SettingsError` if the names differ from those of the shared groups, so a
     server cannot access other arrays, or if `_read` rejects an array.
     """
-    records = [r for r in message.content.values() if isinstance(r, ArrayRecord)]
+    records = [r for r in content.values() if isinstance(r, ArrayRecord)]
     received = dict(pair for r in records for pair in entries_of(r).items())
     kind, last, arrays = type(client), run_object(Received), [*received.values()]
     about = kind, client.task, client.shared, [*received]
@@ -176,10 +161,9 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     names = array_names(client, client.sent)
     try:
         values, num_examples, metrics = reply
-        is_ours = isinstance(values, Copies) and same_objects(values, values.copies)
         # Arrays of third-party code may share memory with the model, which changes.
         arrays = {
-            n: v if is_ours or v.flags.owndata else np.array(v)
+            n: v if v.flags.owndata or not v.flags.writeable else np.array(v)
             for n, v in zip(names, values, strict=True)
         }
         metrics = {str(name): float(value) for name, value in metrics.items()}
@@ -193,13 +177,13 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     check_changes(client)
     if keys.SERVER_ROUND in client.config:
         # The server rejects replies to another round.
-        metrics[keys.SERVER_ROUND] = client.config[keys.SERVER_ROUND]
-    matrix = getattr(values, "matrix", None)
-    if is_ours and matrix is not None and _is_row(message, client, names):
-        numbers: dict[str, Any] = {keys.NUM_EXAMPLES: count, **metrics}
-        columns = {name: [float(number)] for name, number in numbers.items()}
-        columns[keys.NUM_EXAMPLES] = [count]
-        matrix.rows.flags.writeable = False
+        metrics[keys.SERVER_ROUND] = float(client.config[keys.SERVER_ROUND])
+    can_be_row = _can_be_row(message, client, names)
+    matrix = matrix_of({n: a[None] for n, a in arrays.items()}) if can_be_row else None
+    if matrix is not None:
+        of_examples = {keys.NUM_EXAMPLES: count}
+        numbers: dict[str, Any] = {**of_examples, **metrics, **of_examples}
+        columns = {name: [number] for name, number in numbers.items()}
         rows = ReplyRows(matrix, columns, [*client._attachments.values()])
         return RowReply(message.metadata.dst_node_id, RowArrays(rows, 0), message)
     for name in client._upload.names(client) if client._upload else ():
@@ -221,7 +205,21 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     return reply_with(pack_metrics(client, count, metrics, records), message)
 
 
-def _is_row(message: Message, client: Client, sent: list[str]) -> bool:
+def matrix_of(stacked: Mapping[str, NDArray]) -> Matrix | None:
+    """Return arrays with an entry for each client as a matrix with their rows.
+
+    It is None for large models, and unless all arrays are float32.
+    """
+    arrays = stacked.values()
+    layout = layout_of((*stacked,), tuple([array.shape[1:] for array in arrays]))
+    if {a.dtype.char for a in arrays} != {"f"} or layout.size > LARGE:
+        return None
+    rows = np.concatenate([a.reshape(len(a), -1) for a in arrays], axis=1)
+    rows.flags.writeable = False
+    return Matrix(rows, layout)
+
+
+def _can_be_row(message: Message, client: Client, sent: list[str]) -> bool:
     """Return whether a reply has nothing but these arrays, metrics and a message."""
     received = [r for r in message.content.values() if isinstance(r, ArrayRecord)]
     arrays = entries_of(message.content.get(keys.ARRAYS, {}))

@@ -8,7 +8,7 @@ arrays beside the model.
 import difflib
 import operator
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,11 +17,9 @@ import torch
 from flwr.common import NDArrays, Scalar
 from torch import Tensor, nn
 
-from flwr_frl.common.arrays import Matrix, layout_of
 from flwr_frl.common.run_cache import TASKS_AT_A_TIME, run_cache
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
-from flwr_frl.task.models.split_model import LARGE
 
 if TYPE_CHECKING:
     from flwr_frl.clients.base import Client
@@ -54,46 +52,6 @@ def within(group: str, tensors: Mapping[str, Tensor]) -> Tensors:
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
     """Return a tensor as an array, which shares its memory on the CPU."""
     return tensor.detach().cpu().numpy()
-
-
-class Copies(list[npt.NDArray[Any]]):
-    """Arrays that no model changes afterwards; parts of one row have its matrix."""
-
-    matrix: Matrix | None = None
-
-    def __init__(self, arrays: Iterable[npt.NDArray[Any]]) -> None:
-        super().__init__(arrays)
-        self.copies = tuple(self)
-
-
-def copied(names: Sequence[str], tensors: Sequence[Tensor]) -> NDArrays:
-    """Return copies of tensors as arrays; those of small models are parts of a row."""
-    matrix = matrix_of(names, tensors)
-    if matrix is None:
-        return [to_numpy(tensor).copy(order="C") for tensor in tensors]
-    copies = Copies(matrix.layout.views(matrix.rows[0]))
-    copies.matrix = matrix
-    return copies
-
-
-def matrix_of(
-    names: Sequence[str], tensors: Sequence[Tensor], stacked: bool = False
-) -> Matrix | None:
-    """Return a copy of a small model's tensors as a row, or of stacked ones as rows.
-
-    It is None for large models, and unless all tensors are float32 on one device.
-    """
-    start = int(stacked)
-    layout = layout_of((*names,), tuple([tensor.shape[start:] for tensor in tensors]))
-    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
-    if {dtype for dtype, _ in kinds} != {torch.float32} or len(kinds) > 1:
-        return None
-    if layout.size > LARGE:
-        return None
-    with torch.no_grad():
-        flat = [tensor.reshape(*tensor.shape[:start], -1) for tensor in tensors]
-        values = torch.cat(flat, start)
-    return Matrix(to_numpy(values if stacked else values[None]), layout)
 
 
 def to_tensors(

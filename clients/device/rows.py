@@ -21,16 +21,14 @@ from flwr.app import Context, Message
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, EvaluateResult
-from flwr_frl.clients.device.codec import check_config, pack, unpack
+from flwr_frl.clients.device.codec import check_config, matrix_of, pack, unpack
 from flwr_frl.clients.device.evaluation import class_mask, evaluate_clients
 from flwr_frl.clients.device.groups import (
     REPRESENTATION,
-    Copies,
     Tensors,
     array_names,
     check_changes,
     initial_arrays,
-    matrix_of,
     to_numpy,
     under,
     zeros_like,
@@ -81,25 +79,11 @@ class CannotBeRowsError(Exception):
 
 
 class Asked(NamedTuple):
-    """A message, with the settings of its client and the context of its node.
-
-    ``request`` is the message with its config, which is not checked.
-    """
+    """A message, with the settings of its client and the context of its node."""
 
     setup: Setup
-    message: Message
-    context: Context
     request: Request
-
-    @property
-    def config(self) -> dict[str, Any]:
-        """The message's config."""
-        return self.request.config
-
-    @property
-    def records(self) -> dict[str, Any]:
-        """The message's other records."""
-        return self.request.records
+    context: Context
 
 
 def fit_rows(
@@ -172,12 +156,12 @@ def evaluate_rows(
     """
     replies: dict[int, Message] = {}
     setup = asked[0].setup
+    lost = keys.ACKNOWLEDGED_ROUND if setup.kind.personal else ""
     # A client whose state is lost reports it.
     nodes = {
         i: each
         for i, each in _alike(asked, TESTS).items()
-        if not each.context.state
-        and not (setup.kind.personal and each.config.get(keys.ACKNOWLEDGED_ROUND))
+        if not each.context.state and not each.request.config.get(lost)
     }
     # A state may be on disk, and a head may be trained before the test.
     trains = getattr(setup.algorithm, "head_epochs_before_test", 0)
@@ -186,17 +170,17 @@ def evaluate_rows(
     # After an error, clients are evaluated one by one, and each reports its own.
     with contextlib.suppress(Exception):
         first = next(iter(nodes.values()))
-        config = check_config(first.config)
+        config = check_config(first.request.config)
         client = build_client(first.context, first.setup, config)
         task = client.task
         if task.metrics or task.validation_examples or not client.model.is_layered:
             return replies
-        client._receive(unpack(first.message, client), config)
+        client._receive(unpack(first.request.records, client), config)
         indices = {i: each.setup.partition for i, each in nodes.items()}
         for batch in _batches(task, indices):
             results = evaluate_clients(task, [indices[i] for i in batch], client.model)
             for i, result in zip(batch, results, strict=True):
-                replies[i] = answer(nodes[i].message, client, result)
+                replies[i] = answer(nodes[i].request, client, result)
     return replies
 
 
@@ -205,7 +189,7 @@ def _alike(asked: Sequence[Asked], inherited: Sequence[str]) -> dict[int, Asked]
 
     The clients' class must inherit the methods of these names from `Client`.
     """
-    setup, _, _, request = asked[0]
+    setup, request, _ = asked[0]
     kind, first = setup.kind, request.records
     # The initial values of personal arrays may depend on the received ones.
     may_differ = inherited is STEPS and not kind.personal
@@ -225,7 +209,7 @@ def _alike(asked: Sequence[Asked], inherited: Sequence[str]) -> dict[int, Asked]
     of_round, of_node = request.of_round, _common(request.of_node)
 
     def fits(each: Asked) -> bool:
-        content = each.records
+        content = each.request.records
         return (
             content.keys() == first.keys()
             and (may_differ or content[keys.ARRAYS] is first[keys.ARRAYS])
@@ -341,7 +325,7 @@ class Rows:
         return {} if weights == "balanced" else _alike(asked, STEPS)
 
     def __init__(self, asked: Sequence[Asked], only_if_faster: bool) -> None:
-        setup, message, context, request = asked[0]
+        setup, request, context = asked[0]
         config = check_config(request.config)
         self._asked, self._only_if_faster = asked, only_if_faster
         self._client = client = build_client(context, setup, config)
@@ -349,12 +333,12 @@ class Rows:
         if only_if_faster and client._device == CPU and client.model.is_large:
             raise CannotBeRowsError("their model is too large")
         client.settings = self.settings = setup.in_round(client.settings, config)
-        client._receive(unpack(message, client), config)
+        client._receive(unpack(request.records, client), config)
         client._make = self._make
         self._kind = type(client)
         self._own = self._differing()
         self.received, self.metrics = client.received, client.metrics
-        self.config = type(config)(_common(config))
+        self.config = _common(config)
         self._streams, self._examples, self._states = [], [], []
         run, server_round = int(setup.run["seed"]), config.get(keys.SERVER_ROUND, 0)
         for each in asked:
@@ -362,10 +346,11 @@ class Rows:
             self._streams.append(
                 _Seeded(torch_seed(each.setup.name, run, server_round))
             )
-            check_examples(client.task, index, each.config.get(keys.EXAMPLES))
+            of_client = each.request.config
+            check_examples(client.task, index, of_client.get(keys.EXAMPLES))
             self._examples.append(train_examples(client.task, index))
             if client.personal:
-                state = personal_state(each.context, each.setup, each.config)
+                state = personal_state(each.context, each.setup, of_client)
                 self._states.append(state)
         self.saved: Tensors = {}
         loaded = [state.load(client._shapes) or {} for state in self._states]
@@ -386,9 +371,9 @@ class Rows:
         self.model = RowModel(self._tensors)
         # Clients that are answered one by one, as they report a lost state or an error.
         self._failed = {i for i, state in enumerate(self._states) if state.unused}
-        pairs = zip(self._states, asked, strict=False)
+        pairs = zip(self._states, (each.request.config for each in asked), strict=False)
         self._in_mean = torch.tensor(
-            [s.round > 0 and bool(a.config.get(keys.IN_MEAN, True)) for s, a in pairs]
+            [s.round > 0 and bool(of.get(keys.IN_MEAN, True)) for s, of in pairs]
         )
 
     @property  # type: ignore[misc]
@@ -407,12 +392,12 @@ class Rows:
     def _differing(self) -> Tensors:
         """Return stacked values of received arrays that differ between the clients."""
         client, differing = self._client, dict[str, Tensor]()
-        contents = [each.records for each in self._asked]
+        contents = [each.request.records for each in self._asked]
         records = {id(content[keys.ARRAYS]) for content in contents}
         if keys.HEAD not in contents[0] and len(records) == 1:
             return differing
         names = array_names(client, client.shared)
-        lists = [unpack(each.message, client) for each in self._asked]
+        lists = [unpack(records, client) for records in contents]
         for name, values in zip(names, zip(*lists, strict=True), strict=True):
             if any(value is not values[0] for value in values):
                 rows = torch.from_numpy(np.stack(values)).to(client._device)
@@ -569,37 +554,38 @@ class Rows:
 
     def _replies(self, sent: Tensors, metrics: Tensors) -> list[Message | None]:
         """Return the replies; None for clients that have failed."""
-        names, stacked = [*sent], [*sent.values()]
         server_round = float(self.config[keys.SERVER_ROUND])
         columns: dict[str, list[int | float]] = {
             keys.NUM_EXAMPLES: [len(each) for each in self._examples],
             **{name: column.tolist() for name, column in metrics.items()},
             keys.SERVER_ROUND: [server_round] * len(self._asked),
         }
-        records = self._asked[0].records
+        records = self._asked[0].request.records
         is_half = any(a.dtype == "float16" for a in records[keys.ARRAYS].values())
-        matrix = None
+        arrays, matrix = {name: to_numpy(rows) for name, rows in sent.items()}, None
         if records.keys() == {keys.ARRAYS} and not is_half:
-            matrix = matrix_of(names, stacked, stacked=True)
+            matrix = matrix_of(arrays)
         if matrix is not None:
-            matrix.rows.flags.writeable = False
             rows = ReplyRows(matrix, columns)
             return [
                 None
                 if i in self._failed
-                else RowReply(each.context.node_id, RowArrays(rows, i), each.message)
+                else RowReply(each.context.node_id, RowArrays(rows, i), each.request)
                 for i, each in enumerate(self._asked)
             ]
-        arrays, counts = [*map(to_numpy, stacked)], columns.pop(keys.NUM_EXAMPLES)
+        for array in arrays.values():
+            # Parts of arrays that do not change need not be copied.
+            array.flags.writeable = False
+        counts = columns.pop(keys.NUM_EXAMPLES)
         # Clients that have lost their states are in `_failed`.
         self._client._state.unused = ""
 
         def reply(i: int, message: Message) -> Message:
             of_client: Config = {name: each[i] for name, each in columns.items()}
-            copies = Copies(array[i, ...] for array in arrays)
-            return pack(message, self._client, (copies, int(counts[i]), of_client))
+            parts = [array[i, ...] for array in arrays.values()]
+            return pack(message, self._client, (parts, int(counts[i]), of_client))
 
         return [
-            None if i in self._failed else reply(i, each.message)
+            None if i in self._failed else reply(i, each.request)
             for i, each in enumerate(self._asked)
         ]

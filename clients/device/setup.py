@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from flwr.app import ConfigRecord, Context
-from flwr.common import ConfigRecordValues, log
+from flwr.app import Context
+from flwr.common import log
 
 from flwr_frl.clients.base import Client, Config
 from flwr_frl.clients.device.account import PrivateTraining
@@ -109,20 +109,12 @@ def client_name(config: Settings) -> str:
         require(name != "", "client-name", name, "a name, of a character or more")
         return name
     if "partition-id" in config:
-        return f"{partition_id(config):06d}"
+        return str(config["partition-id"]).zfill(6)
     raise SettingsError(
         "the node config has neither client-name nor partition-id, and the SuperNode "
         "was not registered with a --name; start it with --node-config "
         "'client-name=\"NAME\"'"
     )
-
-
-def partition_id(node: Settings) -> int:
-    """Return a node's partition of the data; `SettingsError` if it is not an index."""
-    index = node["partition-id"]
-    valid = isinstance(index, int) and type(index) is not bool and index >= 0
-    require(valid, "partition-id", index, "an integer, at least 0")
-    return int(index)
 
 
 def partition(node: Settings, run: Settings) -> tuple[int, int]:
@@ -132,12 +124,13 @@ def partition(node: Settings, run: Settings) -> tuple[int, int]:
     """
     if "partition-id" not in node:
         return 0, 0
-    partitions = node.get("num-partitions", run["num-clients"])
-    index = partition_id(node)
-    valid = isinstance(partitions, int) and partitions > index
-    allowed = f"an integer above partition-id, {index}"
-    require(valid, "num-partitions", partitions, allowed)
-    return index, int(partitions)
+    index: Any = node["partition-id"]
+    valid = type(index) is int and index >= 0
+    require(valid, "partition-id", index, "an integer, at least 0")
+    count: Any = node.get("num-partitions", run["num-clients"])
+    valid = type(count) is int and count > index
+    require(valid, "num-partitions", count, f"an integer above partition-id, {index}")
+    return index, count
 
 
 @cache
@@ -312,8 +305,6 @@ def properties_of(context: Context, setup: Setup, config: Config) -> Config:
     properties = client.get_properties(config) | incompatible_with_noise(client)
     if isinstance(client.task, ImageTask):
         properties |= zip(keys.INPUTS, client.task.shape, strict=True)
-    # Flower checks the types, as a subclass may have added properties.
-    ConfigRecord(cast(dict[str, ConfigRecordValues], properties))
     if "partition-id" in context.node_config:
         return properties | simulated_properties(client.task, setup)
     if statistics := client.task.column_statistics:

@@ -138,8 +138,9 @@ class Nodes:
         if setup.states is not None or setup.device.dp_noise:
             return joining
         for i, each in enumerate(asked):
-            last = each.config.get(keys.ACKNOWLEDGED_ROUND)
-            is_current = last is not None and last == each.config[keys.EXCHANGED_ROUND]
+            config = each.request.config
+            last = config.get(keys.ACKNOWLEDGED_ROUND)
+            is_current = last is not None and last == config[keys.EXCHANGED_ROUND]
             is_saved = not last or f"{versions.PREFIX}{last!r}" in each.context.state
             if is_current and is_saved and each.context.node_config.keys() == SIMULATED:
                 joining[i] = each
@@ -147,7 +148,7 @@ class Nodes:
 
     def __init__(self, asked: Sequence[Asked], only_if_faster: bool) -> None:
         self.asked, self.only_if_faster = asked, only_if_faster
-        self.setup, _, context, request = asked[0]
+        self.setup, request, context = asked[0]
         config = request.config
         self.round = int(config[keys.SERVER_ROUND])
         self.client = cast(Node, build_client(context, self.setup, config))
@@ -181,7 +182,7 @@ class Nodes:
         """Run one round as `Node.fit`; None for nodes that cannot run together."""
         if not self.can_run():
             return [None] * len(self.asked)
-        client, configs = self.client, [each.config for each in self.asked]
+        client, configs = self.client, [each.request.config for each in self.asked]
         states = [each.context.state for each in self.asked]
         last = int(configs[0][keys.ACKNOWLEDGED_ROUND])
         flat, client.x, client.saved, sent = gather(client, states, last)
@@ -205,7 +206,7 @@ class Nodes:
         nothing = Matrix(np.empty((len(messages), 0), np.float32), layout_of((), ()))
         rows = ReplyRows(nothing, metrics, messages)
         replies = [
-            RowReply(each.context.node_id, RowArrays(rows, i), each.message)
+            RowReply(each.context.node_id, RowArrays(rows, i), each.request)
             for i, each in enumerate(self.asked)
         ]
         # No state is changed before all replies exist.

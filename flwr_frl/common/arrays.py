@@ -344,9 +344,10 @@ def request_of(message: Message) -> Request:
     """
     if isinstance(message, Request) and message.is_unread:
         return message
-    records = dict(entries_of(message.content))
+    records, about = dict(entries_of(message.content)), message.metadata
     config = entries_of(records.pop(CONFIG, {}))
-    return Request(message, message.metadata.dst_node_id, records, config)
+    parts = message, about.dst_node_id, records, config
+    return Request(*parts, message_id=about.message_id)
 
 
 class Layout:

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from cohort_tasks import N, dense
@@ -12,7 +13,7 @@ from benchmarks.runs import Rounds
 from flwr_frl import Client, FedNova, Strategy
 from flwr_frl.clients import app as client_app
 from flwr_frl.clients.device import rows
-from flwr_frl.clients.device.groups import matrix_of
+from flwr_frl.clients.device.codec import matrix_of
 from flwr_frl.common.run_cache import begin_run
 from flwr_frl.common.settings import resolve
 from flwr_frl.task.models import SplitModel, split_model
@@ -304,24 +305,19 @@ def test_a_lost_state_is_reported_by_its_client_only(transport):
     assert not round_.rejections
 
 
-def test_tensors_of_a_small_model_become_one_row():
-    tensors = [torch.arange(6.0).view(2, 3), torch.tensor([7.0, 8.0])]
-    row = matrix_of(["a", "b"], tensors)
-    assert row.rows.tolist() == [[0, 1, 2, 3, 4, 5, 7, 8]]
-    stacked = matrix_of(["a", "b"], tensors, stacked=True)
+def test_stacked_arrays_of_a_small_model_become_rows():
     # The second one is a number of each client.
-    assert stacked.rows.tolist() == [[0, 1, 2, 7], [3, 4, 5, 8]]
-    assert stacked.layout.places["b"] == (slice(3, 4), ())
+    arrays = {"a": np.arange(6.0).reshape(2, 3), "b": np.array([7.0, 8.0])}
+    matrix = matrix_of({name: a.astype(np.float32) for name, a in arrays.items()})
+    assert matrix.rows.tolist() == [[0, 1, 2, 7], [3, 4, 5, 8]]
+    assert matrix.layout.places["b"] == (slice(3, 4), ())
+    assert not matrix.rows.flags.writeable
 
 
 @pytest.mark.parametrize(
     "other",
-    [
-        torch.zeros(2, dtype=torch.int64),
-        torch.zeros(2, device="meta"),
-        torch.zeros(split_model.LARGE),
-    ],
-    ids=["counter", "device", "large"],
+    [np.zeros((1, 2), np.int64), np.zeros((1, split_model.LARGE), np.float32)],
+    ids=["counter", "large"],
 )
-def test_other_tensors_become_no_row(other):
-    assert matrix_of(["a", "b"], [torch.zeros(2), other]) is None
+def test_other_arrays_become_no_rows(other):
+    assert matrix_of({"a": np.zeros((1, 2), np.float32), "b": other}) is None
