@@ -9,11 +9,10 @@ from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.setup import (
     DeviceSettings,
     Setup,
+    check_names,
     client_name,
-    cohort_size,
     partition,
     per_device,
-    unread,
 )
 from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import (
@@ -137,7 +136,7 @@ def _node_setup(run: Resolved, config: tuple[tuple[str, Any], ...]) -> Setup:
     its adapters; its model has the run's rank.
     """
     kind, node = client_class(run), dict(config)
-    unread(node, kind)
+    check_names(node, kind)
     overridden = {name: node[name] for name in per_device(kind) if name in node}
     index, count = partition(node, run)
     models = str(run.get("client-models", "")).split()
@@ -164,7 +163,6 @@ def _setup(run: Resolved, node: tuple[tuple[str, Any], ...]) -> Setup:
     of_node = {name: converted(name, value, run[name]) for name, value in node}
     settings = Resolved(complete({**run, **of_node}))
     device = build(DeviceSettings, settings)
-    cohort_size(device.cohort)
     kind._traits.check_settings(settings)
     algorithm = build(kind._settings_type, settings)
     if isinstance(algorithm, TrainerSettings):

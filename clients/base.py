@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar, get_args
 
+import torch
 from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
 from flwr.common import NDArrays
@@ -28,7 +29,6 @@ from flwr_frl.clients.device.groups import (
     initial_arrays,
     personal_arrays,
     to_numpy,
-    to_tensors,
     under,
     zeros_like,
 )
@@ -200,15 +200,10 @@ class Client(NumPyClient):
     _upload: Upload | None = None
     # Makes a call of `train`, if possible with other clients that train together.
     _make: Any = staticmethod(make)
+    # Import path of the class that answers several clients of this one's class at once.
+    _rows = "flwr_frl.clients.device.rows:Rows"
     # True if a device loads its own data, False for a partition of a common data set.
     _own_data = False
-
-    @staticmethod
-    def _rows() -> Any:
-        """Return the class that answers several clients of this one's class at once."""
-        from flwr_frl.clients.device.rows import Rows
-
-        return Rows
 
     def __init_subclass__(cls, **traits: Any) -> None:
         super().__init_subclass__()
@@ -352,9 +347,7 @@ class Client(NumPyClient):
             self._private.check(self.task.scratch_model)
         # All models of a task have the same structure.
         check_groups(self, self.task.scratch_model)
-        structure = self._structure()
-        if about_frozen:
-            structure = [*structure, about_frozen[keys.FROZEN_DIGEST]]
+        structure = [*self._structure(), *about_frozen.values()]
         return {
             keys.NUM_CLASSES: len(classes),
             keys.CLASSES_DIGEST: digest(classes),
@@ -409,13 +402,12 @@ class Client(NumPyClient):
             personal |= self._upload.initial_error(self)
         self._shapes = {name: tuple(array.shape) for name, array in personal.items()}
         loaded = self._state.load(self._shapes) or {} if personal else {}
-        loaded = {name: a for name, a in loaded.items() if name in personal}
+        current = {n: torch.from_numpy(loaded[n]) for n in personal.keys() & loaded}
         # All clients of a process share the initial values: copy them.
         self.saved = {
-            name: value.to(self._device, copy=True)
-            for name, value in personal.items()
-            if name not in loaded
-        } | to_tensors(loaded, self._device)
+            name: current.get(name, initial).to(self._device, copy=True)
+            for name, initial in personal.items()
+        }
         self.model.load({**self.task.initial_state, **self.saved, **self.received})
         self._proximal_weight = 0.0
         # Without received parameters, such as FedProto's, there is no proximal term.

@@ -178,11 +178,10 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     if keys.SERVER_ROUND in client.config:
         # The server rejects replies to another round.
         metrics[keys.SERVER_ROUND] = float(client.config[keys.SERVER_ROUND])
-    can_be_row = _can_be_row(message, client, names)
-    matrix = matrix_of({n: a[None] for n, a in arrays.items()}) if can_be_row else None
+    fits = can_be_row(message.content, client, names)
+    matrix = matrix_of({n: a[None] for n, a in arrays.items()}) if fits else None
     if matrix is not None:
-        of_examples = {keys.NUM_EXAMPLES: count}
-        numbers: dict[str, Any] = {**of_examples, **metrics, **of_examples}
+        numbers: dict[str, Any] = {**metrics, keys.NUM_EXAMPLES: count}
         columns = {name: [number] for name, number in numbers.items()}
         rows = ReplyRows(matrix, columns, [*client._attachments.values()])
         return RowReply(message.metadata.dst_node_id, RowArrays(rows, 0), message)
@@ -219,13 +218,13 @@ def matrix_of(stacked: Mapping[str, NDArray]) -> Matrix | None:
     return Matrix(rows, layout)
 
 
-def _can_be_row(message: Message, client: Client, sent: list[str]) -> bool:
+def can_be_row(content: Mapping[str, Any], client: Client, sent: list[str]) -> bool:
     """Return whether a reply has nothing but these arrays, metrics and a message."""
-    received = [r for r in message.content.values() if isinstance(r, ArrayRecord)]
-    arrays = entries_of(message.content.get(keys.ARRAYS, {}))
+    received = [r for r in content.values() if isinstance(r, ArrayRecord)]
+    arrays = entries_of(content.get(keys.ARRAYS, {}))
     dtypes = {array.dtype for array in arrays.values()}
     return (
-        len(received) == (keys.ARRAYS in message.content)
+        len(received) == (keys.ARRAYS in content)
         and "float16" not in dtypes
         # A reply has the order of the received arrays.
         and [n for n in sent if n in arrays] == [n for n in arrays if n in {*sent}]
@@ -255,8 +254,7 @@ def pack_metrics(
     """
     numbers = {str(name): float(value) for name, value in metrics.items()}
     records = RecordDict() if records is None else records
-    count = {keys.NUM_EXAMPLES: int(num_examples)}
-    record = fill(MetricRecord(), {**count, **numbers, **count})
+    record = fill(MetricRecord(), {**numbers, keys.NUM_EXAMPLES: int(num_examples)})
     fill(records, {keys.METRICS: record})
     if client._attachments:
         fill(records, {keys.BYTES: fill(ConfigRecord(), client._attachments)})

@@ -21,7 +21,13 @@ from flwr.app import Context, Message
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, EvaluateResult
-from flwr_frl.clients.device.codec import check_config, matrix_of, pack, unpack
+from flwr_frl.clients.device.codec import (
+    can_be_row,
+    check_config,
+    matrix_of,
+    pack,
+    unpack,
+)
 from flwr_frl.clients.device.evaluation import class_mask, evaluate_clients
 from flwr_frl.clients.device.groups import (
     REPRESENTATION,
@@ -45,7 +51,12 @@ from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import ReplyRows, Request, RowArrays, RowReply, finite_rows
 from flwr_frl.common.compression import NONE
 from flwr_frl.common.run_cache import run_object
-from flwr_frl.common.settings import ResourceError, TrainingDivergedError, reason_of
+from flwr_frl.common.settings import (
+    ResourceError,
+    TrainingDivergedError,
+    load,
+    reason_of,
+)
 from flwr_frl.task.base import Task, check_examples
 from flwr_frl.task.devices import CPU, RngContext, seed
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
@@ -107,7 +118,7 @@ def fit_rows(
     """
     refused, limit = run_object(RefusedKeys), run_object(CohortLimit)
     kind, replies = asked[0].setup.kind, dict[int, Message]()
-    rows = kind._rows()
+    rows: Any = load(kind._rows, "rows of clients")
     alike = list(rows.joining(asked).items())
     while len(alike) >= 2 and (rows, kind) not in refused:
         most = min(size, limit.most, len(alike))
@@ -560,11 +571,11 @@ class Rows:
             **{name: column.tolist() for name, column in metrics.items()},
             keys.SERVER_ROUND: [server_round] * len(self._asked),
         }
-        records = self._asked[0].request.records
-        is_half = any(a.dtype == "float16" for a in records[keys.ARRAYS].values())
-        arrays, matrix = {name: to_numpy(rows) for name, rows in sent.items()}, None
-        if records.keys() == {keys.ARRAYS} and not is_half:
-            matrix = matrix_of(arrays)
+        # Clients that have lost their states are in `_failed`.
+        self._client._state.unused = ""
+        arrays = {name: to_numpy(rows) for name, rows in sent.items()}
+        fits = can_be_row(self._asked[0].request.records, self._client, [*arrays])
+        matrix = matrix_of(arrays) if fits else None
         if matrix is not None:
             rows = ReplyRows(matrix, columns)
             return [
@@ -577,8 +588,6 @@ class Rows:
             # Parts of arrays that do not change need not be copied.
             array.flags.writeable = False
         counts = columns.pop(keys.NUM_EXAMPLES)
-        # Clients that have lost their states are in `_failed`.
-        self._client._state.unused = ""
 
         def reply(i: int, message: Message) -> Message:
             of_client: Config = {name: each[i] for name, each in columns.items()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from logging import WARNING
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 from flwr.app import Context
@@ -26,6 +26,7 @@ from flwr_frl.common.settings import (
     Maker,
     Settings,
     SettingsError,
+    checked_by,
     declared,
     defaults,
     facts,
@@ -37,7 +38,7 @@ from flwr_frl.common.settings import (
 from flwr_frl.task import devices
 from flwr_frl.task.base import Task, check_examples, fingerprint
 from flwr_frl.task.held_out import EvaluationSettings
-from flwr_frl.task.tasks import TaskKey, built_task, reads_data_dir
+from flwr_frl.task.tasks import TaskKey, built_task
 from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.training.privacy import ExamplePrivacy
 from flwr_frl.task.training.trainer import TrainerSettings
@@ -78,7 +79,7 @@ class DeviceSettings(EvaluationSettings, ExamplePrivacy, UploadSettings):
 
     experiment: str = setting("", form="a name", safe=True)
     torch_threads: int = setting(1, ge=1, le=1024, may_differ="always")
-    cohort: str = setting(
+    cohort: Annotated[str, checked_by(lambda text: cohort_size(text) >= 1)] = setting(
         "auto", form="off, auto or a number", safe=True, may_differ="always"
     )
     device: str = setting(
@@ -92,10 +93,7 @@ AUTO, AUTO_ON_CPU = 32, 128
 
 def cohort_size(text: str) -> int:
     """Return the largest number of clients that train together."""
-    if text in ("off", "auto"):
-        return 1 if text == "off" else AUTO
-    require(text.isdecimal() and int(text) >= 1, "cohort", text, "off, auto or >= 1")
-    return int(text)
+    return {"off": 1, "auto": AUTO}.get(text) or int(text)
 
 
 def client_name(config: Settings) -> str:
@@ -140,21 +138,18 @@ def per_device(kind: type[Client]) -> set[str]:
     return {*facts("per-device"), *(n for n, s in of_kind if s.facts.per_device)}
 
 
-def unread(node: Settings, kind: type[Client]) -> list[str]:
-    """Return the unknown names in a node config, which may belong to another app.
+def check_names(node: Settings, kind: type[Client]) -> None:
+    """Raise `SettingsError` for a misspelled name in a node config.
 
-    Raises `SettingsError` if one is similar to a known name: a misspelled name must
-    not leave a device without noise, or its state without a directory.
+    It must not leave a device without noise, or its state without a directory. Other
+    unknown names may belong to another app, or are those of other settings.
     """
     valid_names = {*per_device(kind), *OF_A_NODE}
-    names = [name for name in node if name not in valid_names]
-    # The name of another setting, such as ``partition``, is not a misspelling.
-    for name in (n for n in names if n not in defaults()):
+    for name in node.keys() - valid_names - defaults().keys():
         plain = name.lower().replace("_", "-")
         if difflib.get_close_matches(plain, valid_names, cutoff=NEARLY):
             what = "name in the node config"
             raise unknown(what, name, valid_names, code="node-config")
-    return names
 
 
 def torch_seed(name: str, seed: int, server_round: object) -> int:
@@ -317,11 +312,6 @@ def properties_of(context: Context, setup: Setup, config: Config) -> Config:
     # A device handles each message in a new process, so notes are logged here only.
     for note in getattr(client.task, "notes", ()):
         log(WARNING, "%s", note)
-    ignored = unread(context.node_config, type(client))
-    if not reads_data_dir(str(setup.run["task"])):
-        ignored += [name for name in context.node_config if name == "data-dir"]
-    for name in ignored:
-        log(WARNING, "%s in the node config is not read", name)
     return properties
 
 

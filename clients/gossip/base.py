@@ -200,6 +200,7 @@ class Node(GraphClient):
     personal = (*WHOLE, VECTORS)
     _exchanged_groups = WHOLE
     _settings_type: type = CompressedGossipSettings
+    _rows = "flwr_frl.clients.gossip.together:Nodes"
     settings: GossipSettings
     # Personal vectors beside the model, each with d entries, initially 0.
     vectors: tuple[str, ...] = ("momentum",)
@@ -210,12 +211,6 @@ class Node(GraphClient):
         super().__init__(task, index, state, settings)
         self.x = self.flat.vector[None]
         self.rate = self.settings.rate()
-
-    @staticmethod
-    def _rows() -> Any:
-        from flwr_frl.clients.gossip.together import Nodes
-
-        return Nodes
 
     # Methods that an algorithm defines.
 

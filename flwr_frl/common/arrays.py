@@ -50,8 +50,6 @@ NPY = Array(np.empty(0)).stype
 # The node id of the SuperLink, which is part of Flower's protocol.
 SUPERLINK = 1
 FIELDS = inspect.signature(Metadata).parameters
-# Raised if an object has no private attribute of this name.
-MOVED = (AttributeError, KeyError)
 # Prefixes of pFedFDA's class means and covariance, and of MimeLite's momentum, which
 # must stay averages.
 STATISTICS = ("gaussian.", "momentum.")
@@ -143,19 +141,13 @@ def fill(record: Record, entries: Mapping[str, Any]) -> Record:
     The entries must be of allowed types. Flower checks each of them, which takes
     longer than all other work on the small messages of a simulation.
     """
-    try:
-        record.__dict__["_data"].update(entries)
-    except MOVED:
-        record.update(entries)
+    entries_of(record).update(entries)
     return record
 
 
 def entries_of(record: Any) -> dict[str, Any]:
     """Return the dictionary inside one of Flower's records. Do not modify it."""
-    try:
-        entries: dict[str, Any] = record.__dict__["_data"]
-    except MOVED:
-        return dict(record)
+    entries: dict[str, Any] = getattr(record, "_data", record)
     return entries
 
 
@@ -177,8 +169,7 @@ def message_like(message: Message, content: RecordDict, **fields: Any) -> Messag
     **fields
         Fields of `Metadata`, of valid types.
     """
-    if isinstance(message, UnreadMessage):
-        message = message.plain
+    message = getattr(message, "plain", message)
     about = vars(message.metadata)
     if "_metadata" not in vars(message) or "_message_id" not in about:
         public = {name: getattr(message.metadata, name) for name in FIELDS}
@@ -215,7 +206,7 @@ def response_hooks(grid: Grid) -> list[Callable[..., None]]:
     connection: Any = getattr(grid, "_runtime_client", None)
     try:
         hooks: list[Callable[..., None]] = connection._client.event_hooks["response"]
-    except MOVED:
+    except (AttributeError, KeyError):
         return []
     return hooks
 

@@ -22,7 +22,6 @@ from flwr_frl.task.data.datasets import SOURCES
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.held_out import EvaluationSettings, changed, with_evaluation
 from flwr_frl.task.models.adapters import AdapterSettings, with_adapters
-from flwr_frl.task.names import GENERATED
 from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.tasks.linear import FromLinearTable, LinearTask, TransferTask
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup
@@ -126,11 +125,6 @@ def task_defaults(settings: Settings) -> dict[str, Setting]:
     return dict(
         own(build(own.__self__._settings_type, settings)) if callable(own) else own
     )
-
-
-def reads_data_dir(name: str) -> bool:
-    """Return whether the task of this name reads its data from ``data-dir``."""
-    return name not in GENERATED and "data-dir" in declared(task_maker(name))
 
 
 @run_cache(maxsize=16)

@@ -154,13 +154,6 @@ def test_settings_default_to_those_of_the_run():
         assert bool(initial_arrays(make_app(), context)) is shares
 
 
-def test_unknown_node_settings_are_logged_once(caplog):
-    # `partition` is a setting of the run, so it is not refused as a misspelled name.
+def test_names_of_other_apps_and_settings_are_no_misspellings():
     context = device(camera=2, device_id=7, partition="x")
-    app = app_of()
-    assert "refusal" not in properties_of(app, context)
-    # Other messages, which have processes of their own, do not log it again.
-    initial_arrays(app, context)
-    for name in ("camera", "device-id", "partition"):
-        line = f"{name} in the node config is not read"
-        assert caplog.messages.count(line) == 1
+    assert "refusal" not in properties_of(app_of(), context)

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from refusals import code_of
 
 from flwr_frl.clients.device.secure import Rules, answer, check_message, check_rules
-from flwr_frl.clients.device.setup import unread
+from flwr_frl.clients.device.setup import check_names
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.common.secure.fixed_point import Plan
 from flwr_frl.common.secure.messages import SECURE, SHORT, record_of, texts_in
@@ -56,7 +56,7 @@ def test_an_invalid_node_config_is_one_line(keys, monkeypatch, node, code):
 
 def test_misspelt_names_are_refused():
     with pytest.raises(SettingsError):
-        unread({"secure-agregation": True}, FedAvgClient)
+        check_names({"secure-agregation": True}, FedAvgClient)
 
 
 def test_a_device_takes_no_part_in_a_plain_run():
