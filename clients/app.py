@@ -14,9 +14,9 @@ from flwr.clientapp.typing import Mod
 from flwr.common import log
 
 from flwr_frl.clients.algorithms import client_setup
-from flwr_frl.clients.base import Arrays, Client, Config, EvaluateResult
+from flwr_frl.clients.base import Arrays, Client, Config
 from flwr_frl.clients.device.account import PrivateTraining
-from flwr_frl.clients.device.codec import check_config, pack, pack_metrics, unpack
+from flwr_frl.clients.device.codec import check_config, pack, pack_evaluation, unpack
 from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.rows import Asked, evaluate_rows, fit_rows
 from flwr_frl.clients.device.secure import answer, check_message, check_rules, mask
@@ -33,13 +33,7 @@ from flwr_frl.clients.device.setup import (
 )
 from flwr_frl.clients.device.state import versions_in
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import (
-    UnreadMessage,
-    fill,
-    memory_record,
-    reply_with,
-    request_of,
-)
+from flwr_frl.common.arrays import UnreadMessage, fill, memory_record, request_of
 from flwr_frl.common.run_cache import begin_run, current_run
 from flwr_frl.common.secure.messages import SECURE
 from flwr_frl.common.settings import Resolved, Settings, SettingsError, require
@@ -141,7 +135,7 @@ class App(ClientApp):
             self.read_message(messages[0], contexts[0])
             asked = [*map(Asked, setups, requests, contexts)]
             if kinds == {MessageType.EVALUATE}:
-                done = evaluate_rows(asked, evaluation_reply)
+                done = evaluate_rows(asked)
             # Mods must see every message.
             elif kinds == {MessageType.TRAIN} and not self.mods:
                 done = fit_rows(asked, self._most(), self.cohort == "auto")
@@ -194,7 +188,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
     def evaluate(message: Message, context: Context) -> Message:
         client = app.client(message, context)
         result = client.evaluate(unpack(message.content, client), client.config)
-        return evaluation_reply(message, client, result)
+        return pack_evaluation(message, client, result)
 
     @app.evaluate(keys.NEWCOMER)
     def newcomer(message: Message, context: Context) -> Message:
@@ -208,7 +202,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         client.personalize()
         loss, n, metrics = client._test(client.deployed_model())
         metrics[keys.FITTED] = len(client.task.train_examples(client._index))
-        return evaluation_reply(message, client, (loss, n, metrics))
+        return pack_evaluation(message, client, (loss, n, metrics))
 
     @app.query()
     def query(message: Message, context: Context) -> Message:
@@ -258,17 +252,6 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         return arrays_reply(message, copies)
 
     return app
-
-
-def evaluation_reply(
-    message: Message, client: Client, result: EvaluateResult
-) -> Message:
-    """Return the reply to an evaluation, with the ε that private training has spent."""
-    loss, n, metrics = result
-    metrics = {"loss": loss, **metrics}
-    if client._private:
-        metrics[keys.EXAMPLE_EPSILON] = client._private.epsilon()
-    return reply_with(pack_metrics(client, n, metrics), message)
 
 
 # Only in simulation

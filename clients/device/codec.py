@@ -12,7 +12,7 @@ from flwr.common import NDArray, NDArrays, Scalar
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, Config, FitResult
+from flwr_frl.clients.base import Client, Config, EvaluateResult, FitResult
 from flwr_frl.clients.device.groups import (
     Received,
     array_names,
@@ -240,6 +240,17 @@ def as_received(array: NDArray, dtype: str) -> NDArray:
         with np.errstate(over="ignore"):
             return array.astype(np.float16)
     return array
+
+
+def pack_evaluation(
+    message: Message, client: Client, result: EvaluateResult
+) -> Message:
+    """Return the reply to an evaluation, with the ε that private training has spent."""
+    loss, n, metrics = result
+    metrics = {"loss": loss, **metrics}
+    if client._private:
+        metrics[keys.EXAMPLE_EPSILON] = client._private.epsilon()
+    return reply_with(pack_metrics(client, n, metrics), message)
 
 
 def pack_metrics(

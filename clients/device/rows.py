@@ -20,12 +20,13 @@ import torch
 from flwr.app import Context, Message
 from torch import Tensor
 
-from flwr_frl.clients.base import Client, Config, EvaluateResult
+from flwr_frl.clients.base import Client, Config
 from flwr_frl.clients.device.codec import (
     can_be_row,
     check_config,
     matrix_of,
     pack,
+    pack_evaluation,
     unpack,
 )
 from flwr_frl.clients.device.evaluation import class_mask, evaluate_clients
@@ -145,9 +146,7 @@ def fit_rows(
     return replies
 
 
-def evaluate_rows(
-    asked: Sequence[Asked], answer: Callable[[Message, Client, EvaluateResult], Message]
-) -> dict[int, Message]:
+def evaluate_rows(asked: Sequence[Asked]) -> dict[int, Message]:
     """Answer evaluations of the same model, with the examples of clients in one batch.
 
     A client without a saved state tests the model that it has received. In a large
@@ -157,8 +156,6 @@ def evaluate_rows(
     ----------
     asked : sequence of Asked
         The messages.
-    answer : callable
-        Returns the reply, given a message, a client and the result.
 
     Returns
     -------
@@ -191,7 +188,7 @@ def evaluate_rows(
         for batch in _batches(task, indices):
             results = evaluate_clients(task, [indices[i] for i in batch], client.model)
             for i, result in zip(batch, results, strict=True):
-                replies[i] = answer(nodes[i].request, client, result)
+                replies[i] = pack_evaluation(nodes[i].request, client, result)
     return replies
 
 

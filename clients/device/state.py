@@ -184,33 +184,25 @@ def quoted(name: str) -> str:
     return f"{text[:LONGEST_NAME]}-{digest[:16]}"
 
 
-def valid_text(name: str) -> str:
-    """Return a name as in metadata, which must be valid; a folder's need not be."""
-    return name.encode(errors="backslashreplace").decode()
-
-
 def read_checked(
-    path: Path,
-    client: str,
-    shapes: Shapes | None = None,
-    about: Mapping[str, str] | None = None,
+    path: Path, about: Mapping[str, str], shapes: Shapes | None = None
 ) -> tuple[dict[str, str], Arrays]:
     """Return metadata and arrays of a file of a `PersonalState`.
 
     Raises
     ------
     ForeignStateError
-        If the file belongs to another client, its arrays have other shapes, or it has
-        other ``classes`` or another ``algorithm`` than ``about``.
+        If the file has another ``client``, ``classes`` or ``algorithm`` than ``about``,
+        or its arrays have other shapes.
     ChecksumError, OSError, SafetensorError, ValueError
         If it cannot be read.
     """
     metadata, arrays = unseal(path)
-    now = {**(about or {}), "client": valid_text(client)}
     # Other classes are the usual reason for other shapes.
     for name in ("client", "classes", "algorithm"):
-        if metadata.get(name, now.get(name)) != now.get(name, metadata.get(name)):
-            raise ForeignStateError(f"its {name}: {metadata[name]}, not {now[name]}")
+        its, expected = metadata.get(name), about.get(name)
+        if its != expected and its is not None and expected is not None:
+            raise ForeignStateError(f"its {name}: {its}, not {expected}")
     read = {name: array.shape for name, array in arrays.items()}
     if shapes is not None and read != shapes:
         name = min(n for n, _ in read.items() ^ shapes.items())
@@ -313,10 +305,10 @@ class PersonalState:
         client: str = "",
         about: Mapping[str, str] | None = None,
     ) -> None:
-        self._about = dict(about or {})
+        self._about = {**(about or {}), "client": client}
         self._records = context.state
         self.directory = directory
-        self._run, self._client = run, client
+        self._run = run
         self._checkpointed, self._acknowledged = checkpointed, acknowledged
         in_memory = [
             # Preferred to a file of the same round
@@ -324,7 +316,7 @@ class PersonalState:
             for name in self._records
             if name.startswith(PREFIX)
         ]
-        versions = [*in_memory, *(versions_in(directory) if directory else ())]
+        versions = [*in_memory, *versions_in(directory)]
         self._usable = usable(versions, run, acknowledged, checkpointed)
         of_run = self._usable and self._usable[0].run == run
         self.round = self._usable[0].round if of_run else 0
@@ -377,7 +369,7 @@ class PersonalState:
 
     def _read(self, path: Path, shapes: Shapes | None) -> Arrays | None:
         try:
-            return read_checked(path, self._client, shapes, self._about)[1]
+            return read_checked(path, self._about, shapes)[1]
         except FileNotFoundError:
             return None
         except (OSError, SafetensorError, ValueError) as error:
@@ -435,14 +427,13 @@ class PersonalState:
         self, arrays: Mapping[str, NDArray], round_: int, directory: Path
     ) -> Path | None:
         """Write a version to disk, then delete those that no server can need."""
-        about = {**self._about, "client": valid_text(self._client)}
         try:
             places = self._places(directory)
             versions = [version for place in places for version in versions_in(place)]
             counter = 1 + max((version.counter for version in versions), default=0)
             numbers = f"{counter:08d}-{self._checkpointed:08d}-{self._run}-{round_:08d}"
             path = directory / f"{numbers}.safetensors"
-            write_atomically(path, seal(arrays, about), mode=files.PRIVATE)
+            write_atomically(path, seal(arrays, self._about), mode=files.PRIVATE)
         except OSError as error:
             text = "state of round %d is kept in memory only, not in %s: %s"
             log(WARNING, text, round_, directory, error)

@@ -287,9 +287,9 @@ class TrainedRun:
             raise unknown("client", client, labels)
         allowed = f"the folder with the state of round {last} or before"
         require(len(versions) > 0, "state-dir", str(directory), allowed)
-        about, path = algorithm_of(self.kind), versions[0].path
+        about, path = algorithm_of(self.kind) | {"client": client}, versions[0].path
         with reading(path, "state-dir"):
-            metadata, arrays = read_checked(path, client, None, about)
+            metadata, arrays = read_checked(path, about)
         return metadata, {n: torch.from_numpy(array) for n, array in arrays.items()}
 
     def settings_of(self, client: str) -> Settings:

@@ -58,7 +58,7 @@ def test_loaded_values_equal_saved_ones(tmp_path):
 def test_the_newest_acknowledged_version_is_used(
     tmp_path, stored, saved, acknowledged, expected
 ):
-    context, run = new_context(), {"run": "r", "client": "caf\udce9"}
+    context, run = new_context(), {"run": "r", "client": "café"}
     directory = tmp_path if stored else None
     for before, round_, value in saved:
         PersonalState(context, directory, before, **run).save(head(value), round_)
