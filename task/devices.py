@@ -115,15 +115,24 @@ def set_random_state(state: tuple[torch.Tensor, ...]) -> None:
 
 
 class RngContext:
-    """Context in which torch's generators continue one client's random numbers."""
+    """Context in which torch's generators continue one client's random numbers.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    first : int, optional
+        Seed with which they begin; by default they begin as they are.
+    """
+
+    def __init__(self, first: int | None = None) -> None:
+        self.first = first
         self.state: tuple[torch.Tensor, ...] | None = None
 
     def __enter__(self) -> Self:
         """Restore the generators where this client left them."""
         if self.state is not None:
             set_random_state(self.state)
+        elif self.first is not None:
+            seed(self.first)
         return self
 
     def __exit__(self, *error: object) -> None:

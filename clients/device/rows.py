@@ -13,7 +13,7 @@ from dataclasses import is_dataclass
 from functools import partial
 from logging import DEBUG, getLogger
 from math import nan, prod
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -59,7 +59,7 @@ from flwr_frl.common.settings import (
     reason_of,
 )
 from flwr_frl.task.base import Task, check_examples
-from flwr_frl.task.devices import CPU, RngContext, seed
+from flwr_frl.task.devices import CPU, RngContext
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models import Part
 from flwr_frl.task.resident import test_examples, train_examples
@@ -277,19 +277,6 @@ class _OnRows(torch.autograd.Function):
         return function(rows), 0
 
 
-class _Seeded(RngContext):
-    """The random numbers of a client, which begin with its seed."""
-
-    def __init__(self, first: int) -> None:
-        super().__init__()
-        self.first = first
-
-    def __enter__(self) -> Self:
-        if self.state is None:
-            seed(self.first)
-        return super().__enter__()
-
-
 class RowModel:
     """The arrays of the clients' models, as `Client.update` uses them."""
 
@@ -352,7 +339,7 @@ class Rows:
         for each in asked:
             index = each.setup.partition
             self._streams.append(
-                _Seeded(torch_seed(each.setup.name, run, server_round))
+                RngContext(torch_seed(each.setup.name, run, server_round))
             )
             of_client = each.request.config
             check_examples(client.task, index, of_client.get(keys.EXAMPLES))
