@@ -72,11 +72,21 @@ TYPES: dict[str, Any] = {
 }
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 RULES = {name: TypeAdapter[Any](kind, config=STRICT) for name, kind in TYPES.items()}
+# Lists with an entry for each message that is relayed.
+RELAYED = "relayed-rounds", "relayed-senders", "relayed-weights", "relayed-data"
+
+
+class ServerConfig(dict[str, Any]):
+    """A message's config; a missing key raises a one-line error."""
+
+    def __missing__(self, name: str) -> Any:
+        """Raise `SettingsError`."""
+        raise SettingsError(f"the server's config has no {name!r}")
 
 
 def check_config(record: Any) -> Config:
     """Return a message's config; raise `SettingsError` if a value is invalid."""
-    config = dict(entries_of(record))
+    config = ServerConfig(entries_of(record))
     for name in config.keys() & RULES.keys():
         try:
             RULES[name].validate_python(config[name])
@@ -84,6 +94,14 @@ def check_config(record: Any) -> Config:
             # For example, "Input should be a valid integer"
             allowed = f"it to {error.errors()[0]['msg'].partition(' should ')[2]}"
             require(False, f"the server's {name}", config[name], allowed)
+    if len({len(config.get(name, ())) for name in RELAYED}) > 1:
+        line = f"the server's {', '.join(RELAYED)} are not of the same length"
+        raise SettingsError(line)
+    exchanged = config.get(keys.EXCHANGED_ROUND, 0)
+    now = config.get(keys.SERVER_ROUND, exchanged)
+    if exchanged > now:
+        allowed = f"at most its {keys.SERVER_ROUND}, {now}"
+        require(False, f"the server's {keys.EXCHANGED_ROUND}", exchanged, allowed)
     return config
 
 

@@ -333,7 +333,7 @@ class Rows:
         self._kind = type(client)
         self._own = self._differing()
         self.received, self.metrics = client.received, client.metrics
-        self.config = _common(config)
+        self.config = type(config)(_common(config))
         self._streams, self._examples, self._states = [], [], []
         run, server_round = int(setup.run["seed"]), config.get(keys.SERVER_ROUND, 0)
         for each in asked:

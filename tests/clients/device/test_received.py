@@ -55,6 +55,19 @@ def test_configs_of_our_servers_are_valid() -> None:
     assert check_config(ConfigRecord(config)) == config
 
 
+def test_lists_of_different_lengths_are_refused() -> None:
+    for config in (
+        {"relayed-rounds": [1], "relayed-senders": ["a", "b"]},
+        {"relayed-rounds": [1]},
+    ):
+        assert_says("not of the same length", check_config, ConfigRecord(config))
+
+
+def test_rounds_to_replay_precede_the_message() -> None:
+    config = ConfigRecord({"exchanged-round": 4, "server-round": 3})
+    assert_says("exchanged-round is 4; expected", check_config, config)
+
+
 @pytest.mark.parametrize("node", [{"state_dir": "state"}, {}])
 @pytest.mark.parametrize("run", ["/abs/x", "../../x", "..", "a/../../../b"])
 def test_a_run_name_cannot_leave_the_state_directory(tmp_path, monkeypatch, node, run):
