@@ -316,7 +316,7 @@ class PersonalState:
             for name in self._records
             if name.startswith(PREFIX)
         ]
-        versions = [*in_memory, *versions_in(directory)]
+        versions = [*in_memory, *(versions_in(directory) if directory else ())]
         self._usable = usable(versions, run, acknowledged, checkpointed)
         of_run = self._usable and self._usable[0].run == run
         self.round = self._usable[0].round if of_run else 0
