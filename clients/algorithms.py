@@ -166,7 +166,6 @@ def _setup(run: Resolved, node: tuple[tuple[str, Any], ...]) -> Setup:
     kind._traits.check_settings(settings)
     algorithm = build(kind._settings_type, settings)
     if isinstance(algorithm, TrainerSettings):
-        algorithm.check_rounds(int(settings["num-server-rounds"]))
         weights = algorithm.class_weights
         allowed = "none or numbers with dp-noise: the counts are private"
         valid = weights != "balanced" or not device.dp_noise

@@ -12,10 +12,10 @@ from flwr_frl.clients.device.groups import Tensors, under, within
 from flwr_frl.clients.ifca import initial_models
 from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.task.base import Task
-from flwr_frl.task.examples import IGNORED
+from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.training.local_training import evaluation_size, train
+from flwr_frl.task.training.local_training import train
 
 COMPONENTS, MIXTURE = "components.", "mixture."
 WEIGHTS = f"{MIXTURE}weights"
@@ -145,11 +145,11 @@ class FedEMClient(Client, requires=(needs_classes, needs_cross_entropy)):
             For each component, in the shape of the targets.
         """
         examples = self.train_examples.without_augmentation().on(self._device)
-        size, losses = evaluation_size(self.model, examples), list[Tensor]()
+        losses = list[Tensor]()
         for m in range(self.settings.fedem_components):
             self.load_component(m)
             self.model.eval()
-            pairs = examples.batches(size)
+            pairs = examples.batches(EVALUATION_BATCH)
             parts = [self.each_loss(self.model(x), y) for x, y in pairs]
             losses.append(torch.cat(parts))
         return torch.stack(losses)

@@ -10,9 +10,9 @@ from flwr_frl.clients.base import Client, on_copy
 from flwr_frl.clients.device.groups import Tensors
 from flwr_frl.common.settings import require, setting
 from flwr_frl.task.devices import random_state, set_random_state
-from flwr_frl.task.examples import count_targets
+from flwr_frl.task.examples import EVALUATION_BATCH, count_targets
 from flwr_frl.task.models import SplitModel
-from flwr_frl.task.training.local_training import evaluation_size, gradient
+from flwr_frl.task.training.local_training import gradient
 from flwr_frl.task.training.sgd import freeze, loop, trainable_examples
 
 Batch = tuple[Tensor, Tensor]
@@ -101,7 +101,7 @@ class PerFedAvgClient(Client, assumes_sgd=True):
         there, alpha = w, self.settings.inner_learning_rate
         # The loss of a batch is a mean over its targets that are not ignored.
         count = count_targets(examples.targets)
-        for batch in examples.batches(evaluation_size(self.model, examples)):
+        for batch in examples.batches(EVALUATION_BATCH):
             if not (counted := count_targets(batch[1])):
                 continue
             share = counted / count

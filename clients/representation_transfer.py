@@ -31,13 +31,13 @@ from flwr_frl.clients.device.groups import (
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.settings import Checked, require, setting
 from flwr_frl.task import transfer
-from flwr_frl.task.examples import ExampleSet
+from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import copy_sharing_frozen
 from flwr_frl.task.resident import test_examples
 from flwr_frl.task.tasks.linear import RegressionTask, TransferTask
 from flwr_frl.task.tasks.text import PositionwiseLinear
-from flwr_frl.task.training.local_training import evaluation_size, train
+from flwr_frl.task.training.local_training import train
 
 # Prefix of arrays that a target saves after phase 2 only.
 SOURCES = "representation.sources."
@@ -211,7 +211,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
         """
         examples = examples.without_augmentation()
         combined = self.combined(parameters, _has_positions(examples.targets)).eval()
-        batches = examples.batches(evaluation_size(self.model, examples))
+        batches = examples.batches(EVALUATION_BATCH)
         with torch.no_grad():
             features = torch.cat([combined.features(x) for x, _ in batches])
             outputs = self.model.eval()(examples.first(1)).shape[1:2].numel()

@@ -19,11 +19,7 @@ from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet, are_classes
 from flwr_frl.task.metrics import number
 from flwr_frl.task.models.frozen import copy_sharing_frozen, frozen_tensors
-from flwr_frl.task.models.split_model import (
-    SplitModel,
-    logits_of,
-    uses_batch_statistics,
-)
+from flwr_frl.task.models.split_model import SplitModel, logits_of
 from flwr_frl.task.training.sgd import freeze
 
 if TYPE_CHECKING:
@@ -101,8 +97,7 @@ def try_examples(task: "Task", examples: ExampleSet, training: bool) -> Tensor:
                     f"the model's forward replaces its buffer {name!r}; it must change "
                     "the buffer in place, with copy_"
                 )
-        if not any(map(uses_batch_statistics, model.modules())):
-            _try(task, model.eval(), inputs[:1], targets[:1])
+        _try(task, model.eval(), inputs[:1], targets[:1])
     return outputs
 
 

@@ -4,7 +4,6 @@ An adapter adds a product B A of two small matrices to a weight W, which stays f
 h = W x + (α/r) B A x, with A of shape (r, inputs) and B of shape (outputs, r).
 """
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -147,11 +146,8 @@ def add_lora(model: SplitModel, settings: AdapterSettings) -> None:
     """Freeze a model's representation and add LoRA adapters to it, in place."""
     from peft import LoraConfig, inject_adapter_in_model
 
-    # A list would also match names that end like one of these.
-    names = "|".join(
-        re.escape(f"representation.{name}".rstrip("."))
-        for name in _targets(model, settings.lora_targets)
-    )
+    targets = _targets(model, settings.lora_targets)
+    names = [f"representation.{name}".rstrip(".") for name in targets]
     rank, alpha = settings.lora_rank, settings.lora_alpha
     config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=names)  # type: ignore[arg-type]
     trained = [p for p in model.head.parameters() if p.requires_grad]

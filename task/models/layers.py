@@ -173,14 +173,11 @@ def mean_losses(
     if entropy:
         flat = outputs.flatten(0, 1), targets.flatten(0, 1)
         each = functional.cross_entropy(*flat, reduction="none")
-        each = each.reshape(*outputs.shape[:2], -1)
-    elif weights is not None or (
-        loss is functional.mse_loss and outputs.shape == targets.shape
-    ):
+    elif loss is functional.mse_loss:
         each = functional.mse_loss(outputs, targets, reduction="none")
-        each = each.reshape(*outputs.shape[:2], -1)
     else:
         return vmap(loss)(outputs, targets)
+    each = each.reshape(*outputs.shape[:2], -1)
     if weights is not None:
         counted = torch.where(weights > 0, each.mean(2), 0.0)
         return counted.sum(1) / weights.sum(1).clamp(min=1)

@@ -159,11 +159,12 @@ class SplitModel(nn.Module):
                     module.eval()
             features = self.representation(inputs)
             # In evaluation mode, too, some norms compute statistics of the batch.
-            has_fixed_features = (
-                isinstance(features, Tensor)
-                and all(map(torch.equal, state, random_state()))
-                and not any(map(uses_batch_statistics, self.representation.modules()))
+            uses_batch = any(
+                isinstance(module, _BatchNorm) and module.running_mean is None
+                for module in self.representation.modules()
             )
+            is_fixed = all(map(torch.equal, state, random_state())) and not uses_batch
+            has_fixed_features = isinstance(features, Tensor) and is_fixed
             self.head(features)
             is_stackable = all(map(torch.equal, state, random_state()))
         if any(embedding.padding_idx is not None for embedding in embeddings):
@@ -209,21 +210,7 @@ class SplitModel(nn.Module):
 
     @torch.no_grad()
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Overwrite all parameters and buffers, as ``load_state_dict`` does.
-
-        Raises
-        ------
-        SettingsError
-            If a name is missing or a shape differs.
-        """
-        for name, tensor in self.tensors.items():
-            value = state.get(name)
-            if value is None or value.shape != tensor.shape:
-                actual = "missing" if value is None else f"of shape {list(value.shape)}"
-                raise SettingsError(
-                    f"{name!r} is {actual}; the model's is of shape "
-                    f"{list(tensor.shape)}"
-                )
+        """Overwrite all parameters and buffers with values of the same shapes."""
         values = [state[name] for name in self.tensors]
         torch._foreach_copy_([*self.tensors.values()], values)
 
@@ -405,8 +392,3 @@ def on_trial(model: nn.Module) -> Iterator[None]:
                 # Expanded buffers cannot be written, and have not changed.
                 if not torch.equal(buffer, value):
                     buffer.copy_(value)
-
-
-def uses_batch_statistics(module: nn.Module) -> bool:
-    """Return True for a batch norm without running statistics."""
-    return isinstance(module, _BatchNorm) and module.running_mean is None

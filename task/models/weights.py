@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -38,15 +37,12 @@ def load_weights(model: SplitModel, weights: str, name: str) -> None:
     SettingsError
         If the file is missing or damaged, or belongs to another model.
     """
-    arrays = _read(Path(weights).expanduser())
-    # The file of a module that was split has other names.
-    if not all(key.startswith(("representation.", "head.")) for key in arrays):
-        arrays = {_split_name(k, model.head_name): v for k, v in arrays.items()}
-    state = model.state_dict()
-    head = [key for key in state if key.startswith("head.")]
-    if any(k not in arrays or arrays[k].shape != state[k].shape for k in head):
-        arrays = {k: v for k, v in arrays.items() if not k.startswith("head.")}
-        arrays |= {key: state[key] for key in head}
+    path = Path(weights).expanduser()
+    is_file = path.is_file() and path.suffix in SUFFIXES
+    allowed = f"a file that ends with {', '.join(SUFFIXES)}"
+    require(is_file, "weights", str(path), allowed)
+    with reading(path, allowed="a state dict, names with tensors"):
+        arrays = _split(_read(path), model)
     try:
         model.load_state_dict(arrays)
     except RuntimeError as error:
@@ -55,32 +51,30 @@ def load_weights(model: SplitModel, weights: str, name: str) -> None:
         raise SettingsError(line) from None
 
 
+def _read(path: Path) -> dict[str, Tensor]:
+    if path.suffix == ".safetensors":
+        return read_safetensors(path)[1]
+    # Not as a pickle, which could run arbitrary code.
+    return dict(torch.load(path, map_location="cpu", weights_only=True))
+
+
+def _split(arrays: dict[str, Tensor], model: SplitModel) -> dict[str, Tensor]:
+    """Return arrays with the names in a model, and its own head if theirs differs."""
+    # The file of a module that was split has other names.
+    if not all(key.startswith(("representation.", "head.")) for key in arrays):
+        arrays = {_split_name(k, model.head_name): v for k, v in arrays.items()}
+    state = model.state_dict()
+    head = [key for key in state if key.startswith("head.")]
+    if any(k not in arrays or arrays[k].shape != state[k].shape for k in head):
+        arrays = {k: v for k, v in arrays.items() if not k.startswith("head.")}
+        arrays |= {key: state[key] for key in head}
+    return arrays
+
+
 def _split_name(key: str, head: str) -> str:
     if head and key.startswith(f"{head}."):
         return f"head.{key.removeprefix(f'{head}.')}"
     return f"representation.{key}"
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    is_file = path.is_file() and path.suffix in SUFFIXES
-    allowed = f"a file that ends with {', '.join(SUFFIXES)}"
-    require(is_file, "weights", str(path), allowed)
-    with reading(path):
-        if path.suffix == ".safetensors":
-            content: Any = read_safetensors(path)[1]
-        else:
-            # Not as a pickle, which could run arbitrary code.
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    is_state = isinstance(content, Mapping) and all(
-        isinstance(name, str) and isinstance(value, Tensor)
-        for name, value in content.items()
-    )
-    if not (is_state and content):
-        raise SettingsError(
-            f"weights {str(path)!r} hold a {type(content).__name__}; expected a state "
-            "dict, names with tensors"
-        )
-    return dict(content)
 
 
 def pack_model(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:

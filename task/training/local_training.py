@@ -18,12 +18,7 @@ from torch.nn.modules.conv import _ConvNd
 from flwr_frl.common.settings import TrainingDivergedError, is_path
 from flwr_frl.task.devices import RngContext, current, differentiable
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet, Loss, are_classes
-from flwr_frl.task.models.split_model import (
-    LARGE,
-    Part,
-    SplitModel,
-    uses_batch_statistics,
-)
+from flwr_frl.task.models.split_model import LARGE, Part, SplitModel
 from flwr_frl.task.training.captured import captured
 from flwr_frl.task.training.cohort import make
 from flwr_frl.task.training.sgd import (
@@ -107,9 +102,7 @@ class TrainCall:
         the same object.
         """
         examples = self.examples
-        if is_path(self.sgd.optimizer_):
-            return None
-        if len(examples) == 0:
+        if is_path(self.sgd.optimizer_) or len(examples) == 0:
             return None
         if not self.model.can_be_stacked(self._trial_inputs):
             return None
@@ -286,25 +279,12 @@ class TrainCall:
         return means[-1]
 
 
-def evaluation_size(model: SplitModel, examples: ExampleSet) -> int:
-    """Return a batch size for evaluation, in most cases `EVALUATION_BATCH`.
-
-    Batch norms without running statistics refuse a batch of one example, so for models
-    with such norms no last example is left alone.
-    """
-    n, size = len(examples), EVALUATION_BATCH
-    leaves_one = n > 1 and n % size == 1
-    if leaves_one and any(map(uses_batch_statistics, model.modules())):
-        while n % size == 1:
-            size += 1
-    return size
-
-
 @torch.no_grad()
 def features_of(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet:
     """Return the examples with features, computed in the model's mode, as inputs."""
-    size, features, targets = evaluation_size(model, examples), [], []
+    size, features, targets = EVALUATION_BATCH, list[Tensor](), list[Tensor]()
     batches = examples.batches(size)
+    # Takes less time for the examples of most clients.
     if len(examples) <= size:
         batches = iter([(examples.first(size), examples.targets.to(examples.place))])
     with sgd.autocast():
@@ -457,8 +437,6 @@ def train(
     ------
     TrainingDivergedError
         If the loss is no longer finite.
-    SettingsError
-        If no batch has more than one example, and the model cannot train on one.
     """
     examples = examples.on(current())
     terms = regularizer, correction
@@ -515,7 +493,7 @@ def evaluate(
         are not integers, the model has one output, or there are no examples.
     """
     model.eval()
-    batches = examples.on(current()).batches(evaluation_size(model, examples))
+    batches = examples.on(current()).batches(EVALUATION_BATCH)
     return _means(((model(inputs), targets) for inputs, targets in batches), loss)
 
 

@@ -12,13 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from flwr_frl.common.settings import (
-    Checked,
-    SettingsError,
-    TrainingDivergedError,
-    require,
-    setting,
-)
+from flwr_frl.common.settings import Checked, TrainingDivergedError, require, setting
 from flwr_frl.task.devices import current
 from flwr_frl.task.examples import Batch, ExampleSet
 from flwr_frl.task.models.split_model import Part, SplitModel, on_trial
@@ -214,8 +208,6 @@ def loop(
     ------
     TrainingDivergedError
         If the loss is no longer finite.
-    SettingsError
-        If no batch has more than one example, and the model cannot train on one.
     """
     examples = examples.on(current())
     if model is not None and epochs:
@@ -247,7 +239,7 @@ def trainable_examples(model: SplitModel, examples: ExampleSet, sgd: SGD) -> Exa
     """Return the examples, without a last batch of one if the model cannot train on it.
 
     The variance of a batch norm's inputs is not defined for one example, and torch
-    raises an error.
+    raises an error, which remains for training on a single example.
 
     Parameters
     ----------
@@ -257,23 +249,11 @@ def trainable_examples(model: SplitModel, examples: ExampleSet, sgd: SGD) -> Exa
         On the device of the model.
     sgd : SGD
         Determines the batch size.
-
-    Raises
-    ------
-    SettingsError
-        If every batch has one example, and the model cannot train on one.
     """
-    leaves_one = sgd.batch_size == 1 or len(examples) % sgd.batch_size == 1
-    if not (len(examples) and leaves_one and model.refuses_one(examples.first(1))):
-        return examples
-    if sgd.batch_size == 1 or len(examples) == 1:
-        raise SettingsError(
-            f"batch-size {sgd.batch_size} leaves one of {len(examples)} examples "
-            "alone, which this model's batch norms cannot train on; choose another "
-            "batch-size, or larger images",
-            "batch-size",
-        )
-    return replace(examples, drop_single=True)
+    leaves_one = len(examples) % sgd.batch_size == 1 and len(examples) > 1
+    if leaves_one and model.refuses_one(examples.first(1)):
+        return replace(examples, drop_single=True)
+    return examples
 
 
 def gradient_weight(
@@ -285,11 +265,9 @@ def gradient_weight(
     a gradient then contributes to later steps as well.
     """
     steps, beta = math.ceil(len(examples) / sgd.batch_size), sgd.momentum
-    if len(examples) > 1 and sgd.batch_size > 1:
-        with on_trial(model):
-            model.train()
-            examples = trainable_examples(model, examples.on(current()), sgd)
-        steps -= examples.drop_single
+    with on_trial(model):
+        model.train()
+        steps -= trainable_examples(model, examples.on(current()), sgd).drop_single
     return float(sum((1 - beta**t) / (1 - beta) for t in range(1, epochs * steps + 1)))
 
 

@@ -91,12 +91,6 @@ class TrainerSettings(SGD):
         require(schedule in DECAYS, "learning-rate-schedule", schedule, SCHEDULES)
         parse_weights(self.class_weights)
 
-    def check_rounds(self, rounds: int) -> None:
-        """Raise `SettingsError` if the warm-up does not end within the run."""
-        allowed = f"below num-server-rounds, {rounds}"
-        valid = self.warmup_rounds < rounds or not self.warmup_rounds
-        require(valid, "warmup-rounds", self.warmup_rounds, allowed)
-
     def in_round(self, server_round: int, rounds: int) -> Self:
         """Return the settings with the learning rate of one of the rounds, from 1."""
         warmup = self.warmup_rounds

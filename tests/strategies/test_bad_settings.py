@@ -223,7 +223,6 @@ CASES = [
     for value in values
 ] + [
     # Values that do not fit one another
-    ("fedavg", {"num-server-rounds": 4, "warmup-rounds": 4}, "warmup-rounds"),
     ("fedavg", {"new-clients": 19, "fraction-train": 0.5}, "fraction-train"),
     # More is told of a client than its share of a mean.
     *(

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from gossip_clients import by_algorithm, client_of, config_of, received
-from refusals import assert_says
 from small_models import CE, torch_groups
 
 from flwr_frl.clients.gossip.base import exchanges
@@ -71,12 +70,6 @@ def test_nan_loss_raises_training_diverged():
     line = r"in round 1 with learning-rate 1e\+38"
     with pytest.raises(TrainingDivergedError, match=line):
         client.iterate(1, client.gradients())
-
-
-def test_a_batch_of_one_before_a_batch_norm_is_refused():
-    node = received("dpsgd", task="softmax_runs:normed", batch_size=1, index=1)
-    line = "batch-size 1 leaves one of 9 examples alone, which this model's batch"
-    assert_says(line, node.iterate, 1, node.gradients())
 
 
 @pytest.mark.parametrize(("factor", "sent"), [(0.999, True), (1.001, False)])

@@ -84,10 +84,12 @@ def test_weights_of_a_split_model_and_of_a_representation(tmp_path):
 
 
 WRONG = [
-    (lambda s: {}, "hold a dict"),
-    (lambda s: [1, 2], "hold a list"),
-    (lambda s: {"epoch": 3, **s}, "hold a dict"),
-    (lambda s: dict(enumerate(s.values())), "hold a dict"),
+    (lambda s: {}, "Missing key(s)"),
+    (lambda s: [1, 2], "expected a state dict"),
+    (lambda s: {"epoch": 3, **s}, "Unexpected key(s)"),
+    (lambda s: {**s, "body.bias": 3}, "received <class 'int'>"),
+    (lambda s: {**s, "fc.bias": 3}, "expected a state dict"),
+    (lambda s: dict(enumerate(s.values())), "expected a state dict"),
     (lambda s: {n: v for n, v in s.items() if n != "body.bias"}, "Missing key(s)"),
     (
         lambda s: {**s, "body.weight": torch.zeros(7, 4)},

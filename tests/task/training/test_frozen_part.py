@@ -1,13 +1,11 @@
 """Local training: frozen parts, and features that are computed once."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
 import pytest
 import torch
-from refusals import code_of
 from small_models import (
     CE,
     MSE,
@@ -25,12 +23,7 @@ from torchvision.ops import StochasticDepth
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel, build_model
 from flwr_frl.task.training.cohort import each_together
-from flwr_frl.task.training.local_training import (
-    TrainCall,
-    evaluate,
-    features_of,
-    train,
-)
+from flwr_frl.task.training.local_training import TrainCall, train
 from flwr_frl.task.training.sgd import SGD, gradient_weight
 
 NEAR = {"rtol": 1e-4, "atol": 1e-6}
@@ -259,20 +252,3 @@ def test_last_batches_of_one_are_dropped_in_a_cohort(caplog):
     for i in (0, 1):
         assert_close(again[i], alone[i], **NEAR)
     assert not caplog.records
-
-
-@pytest.mark.parametrize(("n", "size"), [(1, 5), (11, 1)])
-def test_batches_of_one_only_are_an_error_before_a_batch_norm(n, size):
-    args = normed(), "all", regression(n, 4, 1), MSE, 1, SGD(0.01, batch_size=size)
-    assert code_of(train, *args) == "batch-size"
-
-
-@pytest.mark.parametrize("n", [51, 101, 2551])
-def test_norms_without_running_statistics_get_no_single_example(n):
-    model = SplitModel(batch_norm(4), nn.Linear(4, 1))
-    examples = regression(n, 4, 1)
-    loss, _ = evaluate(model, examples, MSE)
-    assert math.isfinite(loss)
-    assert len(features_of(model, examples, SGD())) == n
-    # The last batch of training has a single example, which is left out.
-    train(model, "head", examples, MSE, 1, SGD(batch_size=n - 1))

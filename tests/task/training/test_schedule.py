@@ -31,9 +31,3 @@ def test_learning_rates_equal_hand_computed_ones(text, warmup, expected):
 def test_invalid_schedules_are_rejected(text):
     settings = {"learning-rate-schedule": text}
     assert code_of(build, TrainingSettings, settings) == "learning-rate-schedule"
-
-
-def test_a_warm_up_must_end_within_the_run():
-    settings = TrainingSettings(warmup_rounds=5)
-    settings.check_rounds(6)
-    assert code_of(settings.check_rounds, 5) == "warmup-rounds"
