@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from flwr_frl.common.settings import SettingsError, reason_of, require, unknown
 from flwr_frl.task.models.split_model import SplitModel
 
-# Models that are left out, as they have several outputs in training.
-AUXILIARY = ("googlenet", "inception_v3")
 # Largest number of values of one input: an RGB image of 4096 x 4096 pixels.
 MOST_INPUTS = 3 * 4096**2
 
@@ -203,7 +201,7 @@ def _torchvision_model(
     from torchvision import models as zoo
 
     require(head_layers == 1, "head-layers", head_layers, f"1 for model {name!r}")
-    names = [n for n in zoo.list_models(module=zoo) if n not in AUXILIARY]
+    names = zoo.list_models(module=zoo)
     if name not in names:
         raise unknown("model", name, [*MODELS, *names], "simulation.py --list")
     module = zoo.get_model(name, weights=None, num_classes=num_classes)

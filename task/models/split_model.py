@@ -153,15 +153,16 @@ class SplitModel(nn.Module):
             inputs = torch.cat([inputs, inputs])
         state = random_state()
         with on_trial(self):
-            for module in self.train().modules():
-                # In evaluation mode norms accept one example and keep their statistics.
-                if isinstance(module, _NormBase):
-                    module.eval()
+            self.train()
+            # In evaluation mode norms accept one example and keep their statistics.
+            for norm in self.structure.norms:
+                norm.eval()
             features = self.representation(inputs)
             # In evaluation mode, too, some norms compute statistics of the batch.
             uses_batch = any(
-                isinstance(module, _BatchNorm) and module.running_mean is None
-                for module in self.representation.modules()
+                isinstance(norm, _BatchNorm) and norm.running_mean is None
+                for norm in self.structure.norms
+                if norm in self.structure.members["representation"]
             )
             is_fixed = all(map(torch.equal, state, random_state())) and not uses_batch
             has_fixed_features = isinstance(features, Tensor) and is_fixed
@@ -196,7 +197,7 @@ class SplitModel(nn.Module):
         inputs : Tensor, shape (1, ...)
             The inputs of one example.
         """
-        norms = [m for m in self.structure.modules if isinstance(m, _NormBase)]
+        norms = self.structure.norms
         if not any(norm.training or norm.running_mean is None for norm in norms):
             return False
         with on_trial(self):
@@ -350,8 +351,8 @@ class Structure:
         Buffers outside of the state dict.
     num_values : int
         Number of values of all tensors.
-    has_own_train : bool
-        True if a module overrides ``train``.
+    norms : list of nn.Module
+        Modules with statistics of batches or examples.
     members : dict of str to set
         Modules and parameters of each part.
     """
@@ -362,9 +363,7 @@ class Structure:
         buffers, tensors = dict(model.named_buffers()), model.tensors
         self.hidden_buffers = {n: b for n, b in buffers.items() if n not in tensors}
         self.num_values = sum(t.numel() for t in (tensors | buffers).values())
-        self.has_own_train = any(
-            type(module).train is not nn.Module.train for module in model.modules()
-        )
+        self.norms = [m for m in self.modules if isinstance(m, _NormBase)]
         self.members: dict[str, set[nn.Module | nn.Parameter]] = {
             part: {*model.part(part).modules(), *model.part(part).parameters()}
             for part in get_args(Part)

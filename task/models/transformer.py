@@ -129,22 +129,19 @@ def _read(kind: str, place: str, **options: Any) -> Any:
 
 def _freeze(model: nn.Module, layers: int) -> None:
     """Freeze the first layers of a transformer, and the modules before them."""
-    if layers == 0:
-        return
     if layers == -1:
         model.requires_grad_(False)
+    if layers <= 0:
         return
     count = int(getattr(model.config, "num_hidden_layers", 0))
-    lists = [n for n, m in model.named_modules() if isinstance(m, nn.ModuleList)]
-    stack = next((n for n in lists if len(model.get_submodule(n)) == count), None)  # type: ignore[arg-type]
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
+    stack = next((m for m in lists if len(m) == count), nn.ModuleList())
     allowed = f"at most {count}, the number of layers, or -1 for all"
-    require(stack is not None and layers <= count, "frozen-layers", layers, allowed)
-    frozen, inside = tuple(f"{stack}.{i}." for i in range(layers)), False
+    require(layers <= len(stack), "frozen-layers", layers, allowed)
     # Parameters are listed in the order in which their modules are applied.
-    for name, parameter in model.named_parameters():
-        inside = inside or name.startswith(frozen)
-        if inside and not name.startswith(frozen):
-            return
+    parameters, inside = [*model.parameters()], {*stack[:layers].parameters()}
+    last = max(i for i, parameter in enumerate(parameters) if parameter in inside)
+    for parameter in parameters[: last + 1]:
         parameter.requires_grad_(False)
 
 

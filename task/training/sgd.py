@@ -10,7 +10,6 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from flwr_frl.common.settings import Checked, TrainingDivergedError, require, setting
 from flwr_frl.task.devices import current
@@ -163,13 +162,13 @@ def freeze(model: SplitModel, part: Part) -> nn.Module:
     for parameter in structure.parameters.values():
         if parameter.requires_grad != (parameter in members):
             parameter.requires_grad_(parameter in members)
-    if structure.has_own_train:
+    modules = (model, *structure.modules)
+    frozen_norms = {m for m in structure.norms if m not in members}
+    # Takes longer than to find out that it is not necessary.
+    if not all(m.training for m in modules if m not in frozen_norms):
         model.train()
-    for module in (model, *structure.modules):
-        if isinstance(module, _NormBase) and module not in members:
-            module.eval()
-        elif not (module.training or structure.has_own_train):
-            module.training = True
+    for norm in frozen_norms:
+        norm.eval()
     return model.part(part)
 
 

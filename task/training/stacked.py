@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from flwr_frl.common.run_cache import run_cache
 from flwr_frl.task.devices import RngContext
@@ -432,8 +431,7 @@ class Objective:
             named = {f"model.{name}": tensor for name, tensor in tensors.items()}
             return functional_call(self._holder, named, (function, *arguments))
 
-        norms = [m for m in self.model.structure.modules if isinstance(m, _BatchNorm)]
-        with StackedNorms() if norms else nullcontext():
+        with StackedNorms() if self.model.structure.norms else nullcontext():
             return vmap(of_one)(state, *arguments)
 
     @cached_property

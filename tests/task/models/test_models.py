@@ -163,7 +163,6 @@ NO_FIT = "does not fit inputs of shape"
     ("name", "shape", "more", "part"),
     [
         ("resnet81", COLOURED, {}, "unknown model 'resnet81'"),
-        ("googlenet", COLOURED, {}, "unknown model 'googlenet'"),
         *(("cifar10-cnn", COLOURED, {"head_layers": n}, "head-l") for n in (0, -1, 5)),
         *(("resnet20", COLOURED, {"head_layers": n}, "head-layers") for n in (0, 2)),
         *(("resnet18", COLOURED, {"head_layers": n}, "head-layers") for n in (0, 2)),
