@@ -293,7 +293,7 @@ def arithmetic(
     inputs, targets = (
         each.expand(clients, *each.shape).contiguous() for each in (x, y)
     )
-    batch, seconds = StackedBatch(inputs, targets, None, slice(None)), 0.0
+    batch, seconds = StackedBatch((inputs, targets), slice(None)), 0.0
     for part, epochs in row.parts:
         for model in models:
             freeze(model, part)

@@ -167,7 +167,10 @@ def build_model(
         # RegNets compute their widths with tensors, which need values.
         with torch.device("cpu") if name.startswith("regnet_") else nullcontext():
             model = built(name, shape, num_classes, head_layers)
-            return model.to(memory_format=torch.channels_last)
+            # An attempt to apply it shows whether it fits.
+            with torch.no_grad():
+                model.eval()(torch.zeros(1, *shape))
+            return model.train().to(memory_format=torch.channels_last)
     except SettingsError:
         raise
     # torchvision's models raise exceptions of many types.
@@ -183,11 +186,8 @@ def _built_in(
     blocks = MODELS[name](shape, num_classes)
     allowed = f"from 1 to {len(blocks) - 1} for model {name!r}"
     require(1 <= head_layers < len(blocks), "head-layers", head_layers, allowed)
-    model = SplitModel(
-        _sequential(blocks[:-head_layers]), _sequential(blocks[-head_layers:])
-    )
-    _try_out(model, shape)
-    return model
+    representation, head = blocks[:-head_layers], blocks[-head_layers:]
+    return SplitModel(_sequential(representation), _sequential(head))
 
 
 def _sequential(blocks: Blocks) -> nn.Module:
@@ -205,15 +205,7 @@ def _torchvision_model(
     if name not in names:
         raise unknown("model", name, [*MODELS, *names], "simulation.py --list")
     module = zoo.get_model(name, weights=None, num_classes=num_classes)
-    _try_out(module, shape)
     linear = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
     allowed = "one that ends with a linear layer, which is the head"
     require(bool(linear), "model", name, allowed)
     return SplitModel.wrap(module, linear[-1])
-
-
-def _try_out(model: nn.Module, shape: tuple[int, ...]) -> None:
-    """Apply a model to an image of zeros, and leave it in training mode."""
-    with torch.no_grad():
-        model.eval()(torch.zeros(1, *shape))
-    model.train()

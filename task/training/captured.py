@@ -177,7 +177,7 @@ class CapturedTraining:
 
     def run(self, batches: StackedBatch, sums: Tensor) -> None:
         """Make successive steps; see `StackedOptimizer.run`."""
-        if len(batches.inputs[0]) < len(sums[0]):
+        if len(batches.tensors[0][0]) < len(sums[0]):
             self.training.run(batches, sums)
             return
         form = tuple(_form(tensor[0]) for tensor in batches.tensors)
@@ -198,7 +198,7 @@ class Steps:
     """
 
     def __init__(self, training: StackedOptimizer, batches: StackedBatch) -> None:
-        x = batches.inputs
+        x = batches.tensors[0]
         most = steps_at_once(x[0].numel(), x.device)
         self.tensors = [_rows(tensor, most) for tensor in batches.tensors]
         self.counter = torch.zeros(1, dtype=torch.int64, device=x.device)
@@ -213,7 +213,7 @@ class Steps:
             tensor[: len(values)].copy_(values)
         self.counter.zero_()
         self.sums.copy_(sums)
-        for _ in batches.inputs:
+        for _ in batches.tensors[0]:
             self.step()
         sums.copy_(self.sums)
 
@@ -222,8 +222,8 @@ def _step(
     training: StackedOptimizer, tensors: Sequence[Tensor], counter: Tensor, sums: Tensor
 ) -> None:
     """Make the step that the counter selects, and advance the counter."""
-    x, y, *weights = (_selected(tensor, counter) for tensor in tensors)
-    batch = StackedBatch(x, y, weights[0] if weights else None, slice(None))
+    selected = tuple(_selected(tensor, counter) for tensor in tensors)
+    batch = StackedBatch(selected, slice(None))
     sums[0] += training.step(batch) * batch.counts
     sums[1] += batch.counts
     # Calls before a capture may go beyond the last row.

@@ -155,11 +155,8 @@ class TrainCall:
         examples, module = self.prepared(), model.part(self.part)
         forward = nn.Identity() if self.has_features else model.representation
         optimizer = sgd.optimizer(module)
-        terms = self.correction or {}
-        named = model.named_parameters() if terms else ()
-        corrections = [
-            (p, terms[n]) for n, p in named if n in terms and p.requires_grad
-        ]
+        terms, parameters = self.correction or {}, model.structure.parameters
+        corrected = [n for n, p in parameters.items() if n in terms and p.requires_grad]
 
         def step(inputs: Tensor, targets: Tensor) -> Tensor:
             optimizer.zero_grad()
@@ -171,9 +168,9 @@ class TrainCall:
                     objective = value + self.regularizer(features, targets, model)
             if objective.requires_grad:  # A representation may have no parameters.
                 objective.backward()  # type: ignore[no-untyped-call]
-            for parameter, term in corrections:
-                if parameter.grad is not None:
-                    parameter.grad += term
+            for name in corrected:
+                if (slope := parameters[name].grad) is not None:
+                    slope += terms[name]
             optimizer.step()
             return value.detach()
 

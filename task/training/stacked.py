@@ -10,7 +10,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from itertools import chain, groupby, repeat
+from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any, NamedTuple, cast
 
@@ -44,35 +44,26 @@ class StackedBatch(NamedTuple):
 
     Parameters
     ----------
-    inputs, targets : Tensor, shape (members, batch, ...)
-        The examples; with steps as a further dimension in front for several steps.
-    weights : Tensor, shape (members, batch), or None
-        1 for examples and 0 for padding; None without padding.
+    tensors : tuple of Tensor, shape (members, batch, ...)
+        Inputs, targets and, if batches are padded, weights: 1 for examples and 0 for
+        padding. For several steps, steps are a further dimension in front.
     members : slice
         The clients.
     """
 
-    inputs: Tensor
-    targets: Tensor
-    weights: Tensor | None
+    tensors: tuple[Tensor, ...]
     members: slice
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """Inputs, targets and, if there are any, weights."""
-        return [tensor for tensor in self[:3] if tensor is not None]
 
     @property
     def counts(self) -> Tensor | int:
         """Number of each client's examples."""
-        size: int = self.targets.shape[1]
-        return size if self.weights is None else self.weights.sum(1)
+        _, targets, *weights = self.tensors
+        return weights[0].sum(1) if weights else targets.shape[1]
 
     def steps(self) -> Iterator["StackedBatch"]:
         """Yield the batch of each step."""
-        weights = repeat(None) if self.weights is None else self.weights
-        for x, y, w in zip(self.inputs, self.targets, weights, strict=False):
-            yield StackedBatch(x, y, w, self.members)
+        for tensors in zip(*self.tensors, strict=True):
+            yield StackedBatch(tensors, self.members)
 
 
 class PooledExamples:
@@ -230,8 +221,10 @@ def stacked_epochs(
 
         rows, *crops = (of_steps(each[epoch]) for each in columns)
         x, y = pool.take(members, rows, tuple(crops))
-        weights = of_steps(present).contiguous() if pads else None
-        return StackedBatch(x.contiguous() if pads else x, y, weights, members)
+        if not pads:
+            return StackedBatch((x, y), members)
+        weights = of_steps(present).contiguous()
+        return StackedBatch((x.contiguous(), y, weights), members)
 
     for epoch in range(epochs):
         yield (prepared(epoch, *each) for each in plan)
