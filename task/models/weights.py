@@ -9,11 +9,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from flwr_frl.common.sealed import SHA256, Arrays, check, digest
-from flwr_frl.common.settings import SettingsError, reading, require
+from flwr_frl.common.settings import SettingsError, reading
 from flwr_frl.common.text import one_line
 from flwr_frl.task.models.split_model import SplitModel
 
-SUFFIXES = (".pth", ".pt", ".safetensors")
 # Metadata "format" of files that `pack_model` has written.
 FORMAT = "flwr-frl model 1"
 
@@ -38,10 +37,7 @@ def load_weights(model: SplitModel, weights: str, name: str) -> None:
         If the file is missing or damaged, or belongs to another model.
     """
     path = Path(weights).expanduser()
-    is_file = path.is_file() and path.suffix in SUFFIXES
-    allowed = f"a file that ends with {', '.join(SUFFIXES)}"
-    require(is_file, "weights", str(path), allowed)
-    with reading(path, allowed="a state dict, names with tensors"):
+    with reading(path, "weights", "a state dict, names with tensors"):
         arrays = _split(_read(path), model)
     try:
         model.load_state_dict(arrays)

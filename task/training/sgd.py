@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -87,7 +87,6 @@ class SGDOptimizer:
 
     def __init__(self, module: nn.Module, sgd: SGD) -> None:
         self.sgd = sgd
-        self.momentum: dict[Tensor, Tensor] = {}
         # The kernel takes parameters of one type and one weight decay; weights first.
         self.groups: dict[tuple[float, torch.dtype], list[Tensor]] = {}
         named = [(sgd.is_bias(name), p) for name, p in module.named_parameters()]
@@ -95,6 +94,8 @@ class SGDOptimizer:
             decay = 0.0 if is_bias else sgd.weight_decay
             self.groups.setdefault((decay, parameter.dtype), []).append(parameter)
         self.parameters = [p for group in self.groups.values() for p in group]
+        momentum = self.parameters if sgd.momentum else ()
+        self.momentum = {p: torch.zeros_like(p) for p in momentum}
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -113,25 +114,18 @@ class SGDOptimizer:
         if sgd.max_gradient_norm:
             nn.utils.clip_grad_norm_(self.parameters, sgd.max_gradient_norm)
         for (decay, _), parameters in self.groups.items():
-            present = [p for p in parameters if p.grad is not None]
-            gradients, buffers = list[Tensor](), list[Tensor]()
-            for parameter in present:
-                gradient = cast(Tensor, parameter.grad)
-                # The kernel needs the memory format of the parameter, which gradients
-                # of autograd have.
-                if gradient.stride() != parameter.stride():
-                    gradient = torch.empty_like(parameter).copy_(gradient)
-                gradients.append(gradient)
-                if sgd.momentum:
-                    if parameter not in self.momentum:
-                        self.momentum[parameter] = torch.zeros_like(parameter)
-                    buffers.append(self.momentum[parameter])
-            if not present:
+            pairs = [(p, p.grad) for p in parameters if p.grad is not None]
+            if not pairs:
                 continue
             torch._fused_sgd_(
-                present,
-                gradients,
-                buffers,
+                [p for p, _ in pairs],
+                # The kernel needs the memory format of the parameter, which gradients
+                # of autograd have.
+                [
+                    g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
+                    for p, g in pairs
+                ],
+                [self.momentum[p] for p, _ in pairs] if sgd.momentum else [],
                 weight_decay=decay,
                 momentum=sgd.momentum,
                 lr=sgd.learning_rate,

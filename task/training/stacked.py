@@ -184,12 +184,8 @@ def stacked_epochs(
     if not epochs:
         return
     # The example that is left out is drawn, too.
-    counts = torch.tensor(
-        [
-            n - (each.drop_single and n % batch_size == 1)
-            for n, each in zip(pool.sizes, pool.sets, strict=True)
-        ]
-    )
+    dropped = [e.drop_single and len(e) % batch_size == 1 for e in pool.sets]
+    counts = torch.tensor(pool.sizes) - torch.tensor(dropped, dtype=torch.int64)
     longest = int(counts.max())
     # The draws of all epochs, (epochs, clients, places, ...). They are moved to a GPU
     # only once, as each transfer waits for the steps before it.

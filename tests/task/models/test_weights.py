@@ -116,7 +116,7 @@ def test_missing_and_damaged_files_are_an_error(tmp_path):
     (tmp_path / "cut.safetensors").write_bytes(b"\x10")
     model = SplitModel.wrap(small())
     for name, line in (
-        ("nowhere.pth", "expected a file"),
+        ("nowhere.pth", "cannot be read: FileNotFoundError"),
         ("evil.pth", "cannot be read"),
         ("cut.safetensors", "cannot be read"),
     ):

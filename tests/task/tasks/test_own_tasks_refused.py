@@ -165,7 +165,7 @@ CHECKED = [
     ({"model": lambda: SPLIT}, "returned before"),
     ({"model": lambda: NET, "head": "fc3"}, "returned before"),
     ({"model": lambda: SplitModel(LAYER, nn.Linear(8, 2))}, "returned before"),
-    ({"weights": "strange.pth"}, "weights is 'strange.pth'"),
+    ({"weights": "strange.pth"}, "'strange.pth' cannot be read"),
     # Heads
     (headed("", width=2), "has no head named ''"),
     (headed("fc3", behind=lambda x: functional.log_softmax(x, 1)), "not the last"),
