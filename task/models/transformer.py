@@ -1,6 +1,5 @@
 """Transformers of Hugging Face as representations of texts."""
 
-import json
 import os
 from importlib import import_module
 from importlib.util import find_spec
@@ -67,8 +66,9 @@ def locate(name: str) -> str:
     folder = os.path.expanduser(name)
     roots = [Path(folder)] if os.path.isdir(folder) else _package_folders(name)
     for root in roots:
-        if models := [f for f in (root, *sorted(root.glob("*/"))) if _is_model(f)]:
-            return str(models[0].resolve())
+        for place in (root, *sorted(root.glob("*/"))):
+            if (place / "config.json").is_file():
+                return str(place.resolve())
     owner, _, rest = name.partition("/")
     is_owner = owner and owner[0] not in ".~"
     on_hub = not roots and is_owner and rest and "/" not in rest
@@ -151,12 +151,3 @@ def _package_folders(name: str) -> list[Path]:
     if not package.isidentifier() or (spec := find_spec(package)) is None:
         return []
     return [Path(place) for place in spec.submodule_search_locations or ()]
-
-
-def _is_model(folder: Path) -> bool:
-    """Return whether a folder has the configuration of a transformer."""
-    try:
-        text = (folder / "config.json").read_text(encoding="utf-8")
-        return "model_type" in json.loads(text)
-    except (OSError, ValueError):
-        return False

@@ -27,10 +27,10 @@ from flwr_frl.common.settings import (
     require_all_of_noise,
     setting,
 )
-from flwr_frl.task.devices import current, seed
+from flwr_frl.task.devices import seed
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models.split_model import SplitModel
-from flwr_frl.task.training.local_training import TrainCall, features_of
+from flwr_frl.task.training.local_training import TrainCall
 from flwr_frl.task.training.sgd import freeze, run_epochs
 
 
@@ -159,26 +159,21 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
         pass of a module that Opacus supports.
     """
     seed(secrets.randbits(63))
-    model, sgd = call.model, call.sgd
-    examples = call.examples.on(current())
-    targets = examples.targets
+    model, sgd, targets = call.model, call.sgd, call.examples.targets
     valid = targets.is_floating_point() or bool((targets >= 0).all())
     allowed = "0 where some targets do not count: their number would change the "
     allowed += "weights of all others in the mean"
     require(valid, "dp-noise", privacy.dp_noise, allowed)
-    module = freeze(model, call.part)
+    examples = call.prepared()
     if not any(parameter.requires_grad for parameter in model.parameters()):
         # A representation may have no parameters.
         return call.alone()
-    forward: nn.Module = model.representation
-    if call.has_features:
-        examples = features_of(model, examples, sgd)
-        forward = nn.Identity()
+    forward = nn.Identity() if call.has_features else model.representation
     expected = min(sgd.batch_size, len(examples))
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     hooks = _hooks(model)
     optimizer = _opacus("optimizers").DPOptimizer(
-        sgd.optimizer(module),
+        sgd.optimizer(model.part(call.part)),
         noise_multiplier=privacy.dp_noise,
         max_grad_norm=privacy.dp_clip,
         expected_batch_size=expected,

@@ -15,7 +15,7 @@ fedavg dpsgd @ server-optimizer='adam' => ~dpsgd: server-optimizer is 'adam'
 --task minst => task
 @ model='resnet81' => model
 @ model='vit_b_16' => ~not fit inputs of shape (3, 8
-@ model='mlp' weights='no.pth' => ~weights is 'no.pth'; expected a file
+@ model='mlp' weights='no.pth' => ~'no.pth' cannot be read
 @ sede=1 => setting
 --task table --data-dir nowhere @ label-colum='x' => setting
 @ seed=1e => run-config
