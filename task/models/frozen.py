@@ -5,13 +5,13 @@ buffers outside of the state dict (``persistent=False``).
 """
 
 import copy
-import hashlib
 from typing import TYPE_CHECKING, TypeVar
 
-import torch
 from torch import Tensor, nn
 
+from flwr_frl.common.sealed import digest
 from flwr_frl.task.models.split_model import SplitModel
+from flwr_frl.task.models.weights import bytes_of
 
 if TYPE_CHECKING:
     from flwr_frl.task.base import BaseTask
@@ -63,10 +63,7 @@ def frozen_digest(model: nn.Module, names: tuple[str, ...]) -> str:
         return ""
     digests: dict[tuple[str, ...], str] = model.__dict__.setdefault("_digests", {})
     if names not in digests:
-        digest, tensors = hashlib.sha256(), frozen_tensors(model)
-        for name in names:
-            tensor = tensors[name].detach().cpu().contiguous()
-            digest.update(repr((name, tensor.dtype, tuple(tensor.shape))).encode())
-            digest.update(tensor.flatten().view(torch.uint8).numpy().tobytes())
-        digests[names] = digest.hexdigest()[:16]
+        tensors = frozen_tensors(model)
+        chosen = {name: tensors[name].detach().cpu() for name in names}
+        digests[names] = digest(bytes_of(chosen), {})[:16]
     return digests[names]

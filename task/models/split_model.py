@@ -84,13 +84,8 @@ class SplitModel(nn.Module):
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """Parameters and buffers, not copies, by their names in ``state_dict``."""
-        named = dict(
-            [
-                *self.named_parameters(remove_duplicate=False),
-                *self.named_buffers(remove_duplicate=False),
-            ]
-        )
-        return {name: named[name] for name in self.state_dict() if name in named}
+        state = self.state_dict(keep_vars=True)
+        return {name: t for name, t in state.items() if isinstance(t, Tensor)}
 
     @cached_property
     def structure(self) -> "Structure":
@@ -148,9 +143,6 @@ class SplitModel(nn.Module):
         if any(embedding.max_norm is not None for embedding in embeddings):
             # Such a forward pass shortens weights in place, so none is tried.
             return Observed(is_stackable=False, has_fixed_features=False)
-        if len(inputs) == 1:
-            # Norms without running statistics refuse a single example.
-            inputs = torch.cat([inputs, inputs])
         state = random_state()
         with on_trial(self):
             self.train()

@@ -75,7 +75,7 @@ def _split_name(key: str, head: str) -> str:
 
 def pack_model(tensors: Mapping[str, Tensor], about: Mapping[str, str]) -> bytes:
     """Return a safetensors file with a checksum; ``about`` names the `FORMAT`."""
-    checksum = {SHA256: digest(_bytes_of(tensors), about)}
+    checksum = {SHA256: digest(bytes_of(tensors), about)}
     return save(dict(tensors), metadata={**about, **checksum})
 
 
@@ -93,11 +93,11 @@ def read_safetensors(path: Path) -> tuple[dict[str, str], dict[str, Tensor]]:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if metadata.get("format") == FORMAT:
-        check(metadata, _bytes_of(tensors))
+        check(metadata, bytes_of(tensors))
     return metadata, tensors
 
 
-def _bytes_of(tensors: Mapping[str, Tensor]) -> Arrays:
+def bytes_of(tensors: Mapping[str, Tensor]) -> Arrays:
     """Return the bytes of tensors, by name, dtype and shape; NumPy lacks bfloat16."""
     return {
         f"{name} {t.dtype} {tuple(t.shape)}": t.flatten().view(torch.uint8).numpy()
