@@ -35,7 +35,7 @@ from benchmarks.runs import (
 from flwr_frl.common.settings import Setting, Settings, SettingsError
 from flwr_frl.results.processes import run_parallel
 from flwr_frl.results.results import write_json
-from flwr_frl.results.search import space_of
+from flwr_frl.results.search import points_of
 
 CONFIGS = Path(__file__).parent / "configs"
 # Entries of rows and cells that are no settings
@@ -313,7 +313,7 @@ class Bench:
         chosen: dict[str, Setting] = {}
         for stage in [grid] if isinstance(grid, str) else grid:
             # A grid by cell, or for all cells
-            tried = space_of(self.config.cells[cell].get("grid", stage)).corners
+            tried = points_of(self.config.cells[cell].get("grid", stage))
             while True:
                 jobs = [
                     [self.job(row, cell, seed, {**chosen, **p}) for seed in seeds]

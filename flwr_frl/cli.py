@@ -104,12 +104,10 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
         add("--jobs", type=int, default=1, metavar="N", help=text)
         add("--verbose", action="store_true", help="show Flower's log")
     if command == "tune":
-        text = (
-            "values, or ranges k=low..high (logarithmic from a ratio of 10 on; extra "
-        )
-        text += "[tune]), to choose from by validation accuracy"
+        text = "values, or ranges k=low..high (logarithmic from a ratio of 10 on), to "
+        text += "choose from by validation accuracy"
         add("--grid", metavar="'k=v,v …'", required=True, action="append", help=text)
-        text = "with ranges: number of points that are tried of each algorithm"
+        text = "with ranges: number of random points (default 20)"
         add("--trials", type=int, metavar="N", help=text)
     if not command:
         text = "list algorithms, tasks and models"

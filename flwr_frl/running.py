@@ -32,6 +32,7 @@ from flwr_frl.common.settings import (
     Settings,
     SettingsError,
     build,
+    converted,
     declared,
     defaults,
     is_path,
@@ -42,7 +43,7 @@ from flwr_frl.common.text import short_name
 from flwr_frl.results.comparison import write_paper
 from flwr_frl.results.methods import compare
 from flwr_frl.results.results import LOST, failure
-from flwr_frl.results.search import Space, space_of
+from flwr_frl.results.search import points_of
 from flwr_frl.results.sweep import TUNED, Sweep, have_begun, tune
 from flwr_frl.results.tables import DETAILS, cells, legend, terminal
 from flwr_frl.results.trackers import Tracking
@@ -455,8 +456,8 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     try:
         with contextlib.nullcontext() if namespace.verbose else hidden_info():
             if tuning:
-                space = space_of(" ".join(namespace.grid), namespace.trials)
-                summaries = _tune(algorithms, space, overrides, sweep)
+                grid = " ".join(namespace.grid), namespace.trials
+                summaries = _tune(algorithms, grid, overrides, sweep)
             else:
                 runs, errors = carry_out(algorithms, overrides, sweep)
                 summaries = {name: run.summary for name, run in runs.items()}
@@ -483,17 +484,20 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
 
 
 def _tune(
-    algorithms: Sequence[str], space: Space, overrides: Settings, sweep: Sweep
+    algorithms: Sequence[str],
+    grid: tuple[str, int | None],
+    overrides: Settings,
+    sweep: Sweep,
 ) -> dict[str, Any]:
     """Tune algorithms on a grid and return the summaries of the best points."""
     former, output = str(overrides.get("resume", "")), Path(str(overrides["output"]))
     exists = not former or Path(former).is_dir()
     require(exists, "resume", former, "a folder of results")
-    tuned = tune(algorithms, space, overrides, output.resolve(), sweep)
-    print(f"each algorithm has a budget of the rounds of {space.budget} points")
+    default = defaults()["seed"]
+    seed = converted("seed", overrides.get("seed", default), default)
+    points = points_of(*grid, int(seed))
+    tuned = tune(algorithms, points, overrides, output.resolve(), sweep)
     for name, entry in tuned.items():
         picked = " ".join(f"{n}={value}" for n, value in entry["picked"].items())
-        print(f"{name}: {picked} is the best of {len(entry['points'])} points")
-        pruned = sum("pruned-after" in point for point in entry["points"])
-        print(f"{name}: {entry['rounds']} rounds; {pruned} points were pruned")
+        print(f"{name}: {picked} is the best of {len(points)} points")
     return {name: entry["test"] for name, entry in tuned.items()}

@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NamedTuple
 
 from flwr_frl.common.checkpoint import FILE as CHECKPOINT
@@ -25,16 +24,14 @@ from flwr_frl.results.comparison import write_comparison
 from flwr_frl.results.output import archive_run
 from flwr_frl.results.processes import run_parallel
 from flwr_frl.results.results import (
-    METRICS,
     SUMMARY,
     failure,
     folder_of,
     over_seeds,
     read_object,
-    read_rows,
     write_json,
 )
-from flwr_frl.results.search import Attempt, Point, Space, search
+from flwr_frl.results.search import Point
 
 TUNED = "tune.json"
 # The fraction of the training examples that is held out by default.
@@ -204,7 +201,7 @@ def combine(output: Path, seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
 
 def tune(
     algorithms: Sequence[str],
-    space: Space,
+    points: Sequence[Point],
     overrides: Settings,
     output: Path,
     sweep: Sweep,
@@ -220,7 +217,7 @@ def tune(
     ----------
     algorithms : sequence of str
         The algorithms. Each is tuned separately.
-    space : Space
+    points : sequence of dict
         The settings to choose from.
     overrides : mapping
         Settings of all points. With ``resume``, runs that have a checkpoint continue.
@@ -233,10 +230,8 @@ def tune(
     Returns
     -------
     dict
-        The content of ``tune.json``, by algorithm: ``budget``, the number of points;
-        ``rounds``, the number of all their rounds; ``points`` with their ``settings``
-        and their ``accuracy`` or ``loss``, or why they ``failed``, and with
-        ``pruned-after``, their last round, if they were pruned; the settings
+        The content of ``tune.json``, by algorithm: ``points`` with their ``settings``
+        and their ``accuracy`` or ``loss``, or why they ``failed``; the settings
         ``picked``; and ``test``, the summary.
 
     Raises
@@ -257,93 +252,39 @@ def tune(
         return sweep.plan([algorithm], placed)
 
     # Everything is checked before anything runs.
-    checked = dict[str, Settings]()
+    planned = dict[str, list[RunGroup]]()
     for name in algorithms:
-        plan(name, {**space.corners[0], **whole, "resume": ""}, "test-0")
-        for point in space.corners:
-            group = plan(name, {**point, **held_out, "resume": ""}, "point-0")
-            checked[name] = group.settings[0]
+        plan(name, {**points[0], **whole, "resume": ""}, "test-0")
+        planned[name] = [
+            plan(name, {**point, **held_out}, f"point-{i}")
+            for i, point in enumerate(points)
+        ]
+
+    def objective(score: Mapping[str, float]) -> float:
+        return score.get("accuracy", -score.get("loss", 0.0))
+
     tuned = dict[str, dict[str, Any]]()
-
-    def tune_one(name: str) -> dict[str, Any]:
-        tried, scores = dict[int, Point](), dict[int, dict[str, Any]]()
-        short, rounds = short_name(name), int(checked[name].get("num-server-rounds", 1))
-
-        def score(attempts: Sequence[Attempt]) -> list[float | None]:
-            groups = []
-            for number, point, after in attempts:
-                settings = {**point, **held_out, "end-after": after}
-                if number in tried:
-                    settings["resume"] = str(output)
-                tried[number] = point
-                groups.append(plan(name, settings, f"point-{number}"))
-            # Processes cannot be started for no runs.
-            outcomes = sweep.carry_out(groups) if groups else []
-            found = zip(attempts, groups, outcomes, strict=True)
-            for (number, _, after), group, outcome in found:
-                summary = outcome[short]
-                if after and not isinstance(summary, SettingsError):
-                    scores[number] = _score_in(group, short, after)
-                else:
-                    scores[number] = _score(short, summary)
-            return [_objective(scores[attempt.number]) for attempt in attempts]
-
-        seed = int(overrides.get("seed", defaults()["seed"]))
-        half_time = space.half_time(checked[name])
-        search(space, score, sweep.jobs, seed, rounds, half_time)
-        finite = dict[int, float]()
-        for i, each in scores.items():
-            value = _objective(each)
-            if value is not None and "pruned-after" not in each:
-                finite[i] = value
+    for name, groups in planned.items():
+        short = short_name(name)
+        scores = [_score(short, each[short]) for each in sweep.carry_out(groups)]
+        valid = [i for i, score in enumerate(scores) if "failed" not in score]
         why = f"a point that {name} can run; first failure: {scores[0].get('failed')}"
-        require(bool(finite), "grid", [*tried.values()], why)
-        best = max(finite, key=lambda i: finite[i])
-        (outcome,) = sweep.carry_out(
-            [plan(name, {**tried[best], **whole}, f"test-{best}")]
-        )
+        require(bool(valid), "grid", points, why)
+        best = max(valid, key=lambda i: objective(scores[i]))
+        group = plan(name, {**points[best], **whole}, f"test-{best}")
+        (outcome,) = sweep.carry_out([group])
         if isinstance(test := outcome[short], SettingsError):
             raise test
-        # The number of rounds may be a setting of the grid.
-        own = {i: tried[i].get("num-server-rounds", rounds) for i in tried}
-        used = [int(each.get("pruned-after", own[i])) for i, each in scores.items()]
-        return {
+        tried = zip(points, scores, strict=True)
+        tuned[short] = {
             "validation-fraction": fraction,
-            "budget": len(tried),
-            "rounds": sum(used),
-            "points": [{"settings": tried[i]} | scores[i] for i in sorted(tried)],
-            "picked": tried[best],
+            "points": [{"settings": point} | score for point, score in tried],
+            "picked": points[best],
             "test": test,
         }
-
-    for name in algorithms:
-        tuned[short_name(name)] = tune_one(name)
         # Algorithms that were tuned earlier keep their entries.
         write_json(output / TUNED, {**read_object(output / TUNED), **tuned})
     return tuned
-
-
-def _score_in(group: RunGroup, algorithm: str, number: int) -> dict[str, Any]:
-    """Return the mean accuracy or loss of runs in a round, from their journals.
-
-    A resumed run may have gone on after that round. Without an evaluation in it, the
-    loss is NaN.
-    """
-    files = [Path(str(s["output"])) / algorithm / METRICS for s in group.settings]
-    rows = [row for file in files for row in read_rows(file) if row["round"] == number]
-    about: dict[str, Any] = {"pruned-after": number}
-    for name in ("accuracy", "loss"):
-        values = [row[name] for row in rows if row.get(name) is not None]
-        if values and len(values) == len(files):
-            return about | {name: fmean(values)}
-    return about | {"loss": math.nan}
-
-
-def _objective(score: Mapping[str, Any]) -> float | None:
-    """Return a score, higher if better; None for a point that failed."""
-    if "failed" in score:
-        return None
-    return float(score.get("accuracy", -score.get("loss", 0.0)))
 
 
 def _score(

@@ -149,9 +149,6 @@ class Loop:
 
     def __post_init__(self) -> None:
         """Begin to measure the time."""
-        rounds, end = self.settings.num_server_rounds, self.settings.end_after
-        # The round after which this run ends, unless it ends early.
-        self._last_round = min(rounds, end or rounds)
         self._began = time.monotonic() - self.start.seconds
         self._grid: Any = None
         # The checkpoint of the last round until it is written, in case the run ends.
@@ -196,7 +193,7 @@ class Loop:
 
     def _run(self, grid: Grid) -> ByExamples:
         self._grid, settings, after = grid, self.settings, self.start.server_round
-        rounds = range(after + 1, self._last_round + 1)
+        rounds = range(after + 1, self.settings.num_server_rounds + 1)
         if 0 < settings.patience <= best_round(self.report.rows)[1]:
             rounds = range(0)
         with self.report.progress:
@@ -260,7 +257,7 @@ class Loop:
             with self.report.writing(BEST_FILE):
                 checkpoint().write(self.report.directory, BEST_FILE)
         self._unwritten = checkpoint
-        is_last = ends or server_round == self._last_round
+        is_last = ends or server_round == self.settings.num_server_rounds
         if is_last or (every and server_round % every == 0):
             self._write(checkpoint(), is_last)
         return ends

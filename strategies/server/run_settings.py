@@ -68,9 +68,6 @@ class RunSettings(Checked):
         as ``checkpoint-best-validation.safetensors``. It contains the server's arrays
         only: clients save their personal arrays for the last checkpoint. It has the
         requirements of ``patience``.
-    end_after : int, default 0
-        Round after which the run ends with a checkpoint, although it has more rounds;
-        ``resume`` continues it. With 0 it has all rounds. `tune` uses it to prune.
     resume : str, default ""
         Results folder of the run to resume.
     tracker : str, default ""
@@ -99,7 +96,6 @@ class RunSettings(Checked):
     checkpoint_every: int = setting(0, ge=0, may_differ="always")
     patience: int = setting(0, ge=0, may_differ="on resume")
     keep_best: bool = setting(False, may_differ="always")
-    end_after: int = setting(0, ge=0, may_differ="always")
     resume: PathText = setting("", form="a directory", may_differ="always")
     tracker: str = setting("", form="an import path", may_differ="always")
     tracker_uri: str = setting(

@@ -1,6 +1,5 @@
 """Several seeds, tuning, validation sets and newcomers on the command line."""
 
-import json
 import math
 import subprocess
 import sys
@@ -12,8 +11,7 @@ import pytest
 from command_line import ROOT, assert_refused, cases, config_of, json_of, rows_of, run
 
 from flwr_frl import running
-from flwr_frl.common.settings import SettingsError
-from flwr_frl.results.search import space_of
+from flwr_frl.results.search import points_of
 from flwr_frl.results.sweep import Sweep, tune
 
 QUICK = {"evaluate_last": 2, "evaluate_every": 0, "head_epochs": 1, "num_clients": 5}
@@ -181,141 +179,25 @@ def test_tune_never_picks_a_loss_that_is_not_finite(tmp_path):
     def run(name, settings):
         return {"loss": losses[settings["learning-rate"]]}
 
-    grid = space_of("learning-rate=0.1,0.2,0.3,0.4,0.5")
+    grid = points_of("learning-rate=0.1,0.2,0.3,0.4,0.5")
     sweep = Sweep(lambda names, given: given, run)
     tuned = tune(["local"], grid, {}, tmp_path, sweep)["local"]
     assert tuned["picked"] == {"learning-rate": 0.5}
     assert ["failed" in point for point in tuned["points"]] == [True] * 3 + [False] * 2
 
 
-SPACE = "learning-rate=0.001..1 batch-size=10,50 head-epochs=1..4"
-
-
-def peak(name, settings):
-    """Return an accuracy that is highest at 0.1; settings with a long batch fail."""
-    if settings["batch-size"] == 50:
-        raise SettingsError("too long")
-    distance = abs(math.log10(settings["learning-rate"]) + 1)
-    return {"accuracy": 1 - distance / 2 - settings["head-epochs"] / 100}
-
-
-def tuned_by(run, output, trials=12, text=SPACE, jobs=1, **overrides):
-    sweep = Sweep(lambda names, given: {"resume": "", **given}, run, jobs=jobs)
-    return tune(["fedrep", "local"], space_of(text, trials), overrides, output, sweep)
-
-
-def test_ranges_are_searched_with_the_same_budget_for_each_algorithm(tmp_path):
-    pytest.importorskip("optuna")
-    tuned = tuned_by(peak, tmp_path)
-    rates = [p["settings"]["learning-rate"] for p in tuned["fedrep"]["points"]]
-    # The scale is logarithmic.
-    assert np.median(rates) < 0.3
-    assert len({*rates}) == 12
-    for entry in tuned.values():
-        assert entry["budget"] == len(entry["points"]) == 12
-        scores = [point.get("accuracy", -1) for point in entry["points"]]
-        best = entry["points"][int(np.argmax(scores))]
-        assert entry["picked"] == best["settings"]
-        assert entry["test"] == peak("", best["settings"])
-        for point in entry["points"]:
-            assert isinstance(point["settings"]["head-epochs"], int)
-            assert ("failed" in point) == (point["settings"]["batch-size"] == 50)
-    # Another seed proposes other points.
-    other = tuned_by(peak, tmp_path / "other", seed=1)["fedrep"]
-    assert other["points"] != tuned["fedrep"]["points"]
-
-
-def test_points_below_the_median_at_half_time_are_pruned(tmp_path):
-    pytest.importorskip("optuna")
-
-    def run(name, settings):
-        summary = peak(name, settings)
-        place = Path(settings["output"], name)
-        place.mkdir(parents=True, exist_ok=True)
-        row = {"round": settings.get("end-after", 0), **summary}
-        (place / "metrics.jsonl").write_text(json.dumps(row))
-        return summary
-
-    text = "learning-rate=0.001..1 batch-size=10 head-epochs=1"
-    rounds = {"num-server-rounds": 21, "evaluate-every": 5}
-    entry = tuned_by(run, tmp_path, 15, text, **rounds)["local"]
-    complete = []
-    for point in entry["points"]:
-        below = len(complete) >= 5 and point["accuracy"] < np.median(complete)
-        assert point.get("pruned-after") == (10 if below else None)
-        complete += [] if below else [point["accuracy"]]
-    pruned = entry["budget"] - len(complete)
-    # No other point would fit into the budget, that of 15 points.
-    assert 14 * 21 < 21 * len(complete) + 10 * pruned == entry["rounds"] <= 15 * 21
-
-
-def test_a_pruned_search_trains_the_other_points_as_usual(tmp_path):
-    pytest.importorskip("optuna")
-    flags = ("--grid", "learning-rate=0.001..1", "--trials", "7")
-    more = {"rounds": 4, "evaluate_every": 2}
-    go(tmp_path, "tune", "fedper", *flags, **more)
-    points = json_of(tmp_path / "tune.json")["fedper"]["points"]
-    assert any("pruned-after" in point for point in points)
-    for i, point in enumerate(points):
-        rows = rows_of(tmp_path / "fedper" / f"point-{i}", "fedper")
-        assert rows[-1]["round"] == point.get("pruned-after", 4)
-    # A search that is resumed finds what there is.
-    go(tmp_path, "tune", "fedper", *flags, **more, resume=str(tmp_path))
-    assert json_of(tmp_path / "tune.json")["fedper"]["points"] == points
-    more |= {"evaluate_on": "validation", "validation_fraction": 0.2}
-    go(tmp_path / "alone", "fedper", **more, **points[0]["settings"])
-    summary = json_of(tmp_path / "alone" / "summary.json")["algorithms"]["fedper"]
-    assert summary["accuracy"] == points[0]["accuracy"]
-
-
-def test_interrupted_search_continues_as_if_it_had_not_been(tmp_path):
-    pytest.importorskip("optuna")
-    runs = []
-
-    def killed(name, settings):
-        runs.append(settings["output"])
-        if len(runs) == 8:
-            raise KeyboardInterrupt
-        return peak(name, settings)
-
-    with pytest.raises(KeyboardInterrupt):
-        tuned_by(killed, tmp_path / "left")
-    resumed = tuned_by(peak, tmp_path / "new", resume=str(tmp_path / "left"))
-    assert resumed == tuned_by(peak, tmp_path / "undisturbed")
-    more = tuned_by(peak, tmp_path / "new", 14, resume=str(tmp_path / "new"))
-    assert more["local"]["points"][:12] == resumed["local"]["points"]
-    assert more["local"]["budget"] == 14
-
-
-def test_a_resumed_search_continues_its_runs(tmp_path, monkeypatch, capsys):
-    pytest.importorskip("optuna")
+def test_a_resumed_search_continues_its_runs(tmp_path, capsys):
     words = ("tune", "fedper", "--grid", "learning-rate=0.01..0.5", "--trials")
     go(tmp_path, *words, "2", rounds=1)
     first = json_of(tmp_path / "tune.json")["fedper"]["points"]
     go(tmp_path, *words, "3", rounds=1, resume=str(tmp_path))
     points = json_of(tmp_path / "tune.json")["fedper"]["points"]
     assert (points[:2], len(points)) == (first, 3)
-    # Another range proposes other points, whose runs are not those of the folder.
+    # Another range has other points, whose runs are not those of the folder.
     capsys.readouterr()
     other = [word.replace("0.01", "0.02") for word in words]
     go(tmp_path, *other, "2", rounds=1, resume=str(tmp_path), code=2)
     assert "learning-rate was " in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("text", "is_integer", "is_log"),
-    [
-        ("learning-rate=0.001..0.1", False, True),
-        ("momentum=0..0.9", False, False),
-        # Settings that are floats have ranges of floats.
-        ("learning-rate=1..2", False, False),
-        ("head-epochs=1..10", True, True),
-    ],
-)
-def test_kind_and_scale_of_a_range(text, is_integer, is_log):
-    space = space_of(text)
-    (axis,) = space.axes.values()
-    assert (axis.is_integer, axis.is_log, space.budget) == (is_integer, is_log, 20)
 
 
 def test_results_of_newcomers_are_in_the_files(tmp_path):

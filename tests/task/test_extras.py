@@ -17,7 +17,7 @@ PRIVATE = {"server_dp_noise": 1.0, "server_dp_clip": 2.0, "server_dp_delta": 1e-
 @pytest.fixture
 def lean(monkeypatch):
     """Pretend that no extra is installed."""
-    packages = ("ray", "sklearn", "matplotlib", "huggingface_hub", "optuna")
+    packages = ("ray", "sklearn", "matplotlib", "huggingface_hub")
     uninstall(monkeypatch, *packages, "dp_accounting")
 
 
