@@ -5,14 +5,12 @@ import logging
 import os
 import re
 import sys
-import tomllib
-from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import NoReturn
 
 from flwr_frl.common.settings import Setting, SettingsError, TrainingDivergedError
 
-# A pair ``name=value``, as in flwr.common.config.parse_config_args.
+# A pair ``name=value``, as in Flower's `parse_config_args`.
 PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")
 
 
@@ -60,34 +58,21 @@ def _without_traceback(record: logging.LogRecord) -> bool:
 
 def run_config(texts: list[str]) -> dict[str, Setting]:
     """Parse ``--run-config`` as ``flwr run`` does: pairs, or one TOML file."""
+    from click import ClickException
+    from flwr.common.config import parse_config_args
+
+    is_file = len(texts) == 1 and texts[0].endswith(".toml")
     try:
-        if len(texts) == 1 and texts[0].endswith(".toml"):
-            return _flat(tomllib.loads(Path(texts[0]).expanduser().read_text("utf-8")))
-        values: dict[str, Setting] = {}
-        for text in texts:
-            # Flower ignores text that is not a pair.
-            if PAIR.sub("", text).strip():
-                raise ValueError
-            pairs = (f"{name} = {value}" for name, value in PAIR.findall(text))
-            values |= _flat(tomllib.loads("\n".join(pairs)))
-        return values
-    except (OSError, ValueError):
-        raise SettingsError(
-            f"--run-config {' '.join(texts)!r} cannot be read; expected a TOML file, "
-            "or pairs as in 'seed=1 model=\"mlp\"', with / in paths",
-            "run-config",
-        ) from None
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Setting]:
-    """Return the values of a table, with the names of its tables before theirs."""
-    values: dict[str, Setting] = {}
-    for name, value in table.items():
-        if isinstance(value, dict):
-            values |= _flat(value, f"{prefix}{name}.")
+        values: dict[str, Setting] = parse_config_args(texts)
+        # Flower ignores text that is not a pair.
+        is_read = is_file or not PAIR.sub("", " ".join(texts)).strip()
         # TOML reads the backslash of "C:\temp" and the letter after it as a tabulator.
-        elif isinstance(value, Setting) and str(value).isprintable():
-            values[prefix + name] = value
-        else:
-            raise ValueError
-    return values
+        if is_read and all(str(value).isprintable() for value in values.values()):
+            return values
+    except (OSError, ValueError, ClickException):
+        pass
+    raise SettingsError(
+        f"--run-config {' '.join(texts)!r} cannot be read; expected a TOML file, "
+        "or pairs as in 'seed=1 model=\"mlp\"', with / in paths",
+        "run-config",
+    )

@@ -51,8 +51,6 @@ IS_CHANGE = "is-change"
 EXAMPLE_EPSILON = "example-epsilon"
 # Suffix of the number of clients over which a metric is a mean, if some lack it.
 OF_CLIENTS = "-clients"
-# Between a metric and a model's name: its mean over the clients with that model.
-OF_MODEL = "-of-"
 # FedAS: trace of the client's empirical Fisher information.
 FISHER_TRACE = "fisher-trace"
 # FedNova: the total weight of the client's local gradients.

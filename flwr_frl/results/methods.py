@@ -204,7 +204,7 @@ def compare(*folders: str | Path, protocol: str = "", baseline: str = "") -> Com
     Parameters
     ----------
     *folders : str or Path
-        Results folders, or folders of single runs.
+        Results folders.
     protocol : {"", "mean-last", "last", "best-validation"}, default ""
         The rounds of the results (setting ``result-protocol``); by default that of the
         runs, or ``last`` if a method was tested after its last round only.
@@ -264,24 +264,22 @@ def compare(*folders: str | Path, protocol: str = "", baseline: str = "") -> Com
 
 
 def _read(path: Path, chosen: Settings) -> _Folder:
-    """Read the finished runs of a results folder, or the run with this folder.
+    """Read the finished runs of a results folder.
 
     The ``chosen`` settings take precedence over those of the runs.
     """
-    path = path.resolve()
-    is_run = (path / METRICS).is_file()
-    output = path.parent if is_run else path
+    output = path.resolve()
     content: dict[str, Any] = read_object(output / SUMMARY)
     names: Any = content.get("algorithms")
     config: Any = content.get("config")
-    allowed = "a folder of results with a summary.json, or the folder of a finished run"
+    allowed = "a folder of results with a summary.json"
     valid = isinstance(config, dict) and isinstance(names, dict)
     require(valid, "compare", str(path), allowed)
     config |= chosen
     seeds = {seed: output / folder_of(seed) for seed in content.get("seeds", ())}
     seeds = seeds or {config["seed"]: output}
     methods = dict[str, list[RunResult]]()
-    for name in {path.name} & names.keys() if is_run else names:
+    for name in names:
         rows = {s: read_rows(folder / name / METRICS) for s, folder in seeds.items()}
         # A later run of the algorithm may have ended before its first round.
         if all(rows.values()):

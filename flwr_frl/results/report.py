@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from flwr.common import log
@@ -33,12 +32,8 @@ from flwr_frl.results.results import (
     SUMMARY,
     Row,
     describe,
-    is_number,
     log_os_errors,
-    protocol_text,
-    quality,
     read_journal,
-    result_rows,
     run_result,
     strict_json,
     without_clients,
@@ -101,8 +96,6 @@ class Report:
         self.rows, self.latest = [without_clients(row) for row in kept], Row()
         for row in self.rows:
             self.latest |= row
-        last = int(settings["evaluate-last"])
-        self._protocol = str(settings["result-protocol"]), last
         self.tested, self._pending = "", kept
         # The size of the journal up to its last complete line; 0 before it is written.
         self._end = 0
@@ -150,14 +143,7 @@ class Report:
         self._write_rows()
         if self.tracking:
             self.tracking.add(row)
-        # As in the table, the result is that of several rounds.
-        name, result, text = quality(self.latest), self.latest, ""
-        if name in self.latest:
-            final = result_rows(self.rows, *self._protocol)
-            values = [each[name] for each in final if is_number(each.get(name))]
-            result = {name: fmean(values)} if values else self.latest
-            text = f" ({protocol_text(final, self._protocol[0])})"
-        state = describe(result, str(self.settings["evaluate-on"])) + text
+        state = describe(self.latest, str(self.settings["evaluate-on"]))
         self.progress.update(self._bar, completed=row["round"], state=state)
 
     def _write_rows(self) -> None:

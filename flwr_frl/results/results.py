@@ -15,9 +15,7 @@ from flwr_frl.common.files import write_atomically
 from flwr_frl.common.messages import (
     CLASS_COUNTS,
     EXAMPLE_EPSILON,
-    MODEL,
     OF_CLIENTS,
-    OF_MODEL,
     TESTED_MODEL,
 )
 from flwr_frl.common.settings import Settings, require
@@ -310,25 +308,8 @@ def run_result(
         covered = client_means(directory, "coverage", rounds)
         summary["coverage-worst-decile"] = extreme_tenths(covered)[0]
     summary |= {"protocol": protocol_text(final, protocol), TESTED_MODEL: tested}
-    summary |= by_model(metric, means, clients)
     summary |= summarize_newcomers(joined)
     return RunResult(directory, settings["seed"], summary, means)
-
-
-def by_model(
-    metric: str, means: Mapping[str, float], clients: Mapping[str, Mapping[str, Any]]
-) -> dict[str, float]:
-    """Return ``METRIC-of-MODEL``, the mean over the clients with each of the models.
-
-    It is empty unless the clients report several models. ``means`` and ``clients`` are
-    the results and the entries of ``clients.json``.
-    """
-    of: dict[str, list[float]] = {}
-    for client, mean in means.items():
-        if model := clients.get(client, {}).get(MODEL):
-            of.setdefault(model, []).append(mean)
-    entries = {f"{metric}{OF_MODEL}{n}": sum(v) / len(v) for n, v in of.items()}
-    return entries if len(of) > 1 else {}
 
 
 def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

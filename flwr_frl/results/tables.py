@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from flwr_frl.common.messages import OF_CLIENTS, OF_MODEL, TESTED_MODEL
+from flwr_frl.common.messages import OF_CLIENTS, TESTED_MODEL
 from flwr_frl.results.results import LAST_ROUND, LOST, ONE_ROUND, OVER_SEEDS, is_number
 
 # Heading, number format and divisor of entries of a summary. Others have their name and
@@ -134,9 +134,6 @@ def heading(name: str) -> str:
 
 
 def _look(name: str) -> tuple[str, str, float]:
-    metric, of_model, model = name.partition(OF_MODEL)
-    if of_model:
-        return (model, *_look(metric)[1:])
     return COLUMNS.get(name, (name, "{:.4g}", 1))
 
 
