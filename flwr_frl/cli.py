@@ -29,7 +29,7 @@ from rich.console import Console
 from flwr_frl.common.algorithms import ALGORITHMS
 from flwr_frl.common.command_line import Parser, exit_code, run_config
 from flwr_frl.common.run_cache import begin_run
-from flwr_frl.common.settings import defaults, require
+from flwr_frl.common.settings import defaults
 from flwr_frl.results.processes import signals_as_ctrl_c
 from flwr_frl.task.names import MODELS, TASKS
 
@@ -56,13 +56,13 @@ def list_all() -> str:
     return "\n".join([*lines, "model      any classification model of torchvision"])
 
 
-def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str, Any]]:
-    """Parse the command line.
+def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """Parse the arguments of runs and of ``tune``.
 
     Parameters
     ----------
-    arguments : sequence of str, optional
-        Arguments without the program's name; ``sys.argv`` by default.
+    arguments : sequence of str
+        Arguments without the program's name.
 
     Returns
     -------
@@ -76,49 +76,39 @@ def parse(arguments: Sequence[str] | None) -> tuple[argparse.Namespace, dict[str
     SettingsError
         If the arguments cannot be parsed.
     """
-    words = [*(sys.argv[1:] if arguments is None else arguments)]
-    command = words.pop(0) if words[:1] in (["tune"], ["compare"]) else ""
+    tunes = arguments[:1] == ["tune"]
     raw = argparse.RawDescriptionHelpFormatter
     many: dict[str, Any] = {"action": "append", "default": []}
     parser = Parser(description=__doc__, formatter_class=raw, allow_abbrev=False)
-    parser.set_defaults(command=command, list=False)
+    parser.set_defaults(tunes=tunes, list=False)
     add = parser.add_argument
     text = "other settings (docs/settings.md), or a TOML file with settings"
     add("--run-config", nargs="+", metavar="'k=v …'", help=text, **many)
-    if command == "compare":
-        flags = {"output": SETTING_FLAGS["output"]}
-        add("folders", nargs="*", metavar="DIR", help="folders of results")
-        text = "test against this method (default: the best one)"
-        add("--baseline", default="", metavar="ALGORITHM", help=text)
-        text = "columns of table.tex, entries of summary.json"
-        add("--columns", default="", metavar="NAME,…", help=text)
-    else:
-        flags = SETTING_FLAGS
-        text = "algorithms to compare; see --list"
-        add("algorithms", nargs="*", metavar="ALGORITHM", help=text)
-        text = "inline: in this process; ray: on all cores; auto (default): by model"
-        add("--backend", default="auto", help=text)
-        text = "run N seeds, starting at --seed; report mean ± standard deviation"
-        add("--seeds", type=int, metavar="N", help=text)
-        text = "run N of them in parallel processes (default 1; not with --backend ray)"
-        add("--jobs", type=int, default=1, metavar="N", help=text)
-        add("--verbose", action="store_true", help="show Flower's log")
-    if command == "tune":
+    text = "algorithms to compare; see --list"
+    add("algorithms", nargs="*", metavar="ALGORITHM", help=text)
+    text = "inline: in this process; ray: on all cores; auto (default): by model"
+    add("--backend", default="auto", help=text)
+    text = "run N seeds, starting at --seed; report mean ± standard deviation"
+    add("--seeds", type=int, metavar="N", help=text)
+    text = "run N of them in parallel processes (default 1; not with --backend ray)"
+    add("--jobs", type=int, default=1, metavar="N", help=text)
+    add("--verbose", action="store_true", help="show Flower's log")
+    if tunes:
         text = "values, or ranges k=low..high (logarithmic from a ratio of 10 on), to "
         text += "choose from by validation accuracy"
         add("--grid", metavar="'k=v,v …'", required=True, action="append", help=text)
         text = "with ranges: number of random points (default 20)"
         add("--trials", type=int, metavar="N", help=text)
-    if not command:
+    else:
         text = "list algorithms, tasks and models"
         add("--list", action="store_true", help=text)
-    for flag, (name, meaning) in flags.items():
+    for flag, (name, meaning) in SETTING_FLAGS.items():
         default = defaults()[name]
         text = f"{meaning} (default {default!r})" if default != "" else meaning
         # argparse formats the help with the % operator.
         text, absent = text.replace("%", "%%"), argparse.SUPPRESS
         add(f"--{flag}", dest=name, type=type(default), default=absent, help=text)
-    namespace = parser.parse_intermixed_args(words)
+    namespace = parser.parse_intermixed_args(arguments[1:] if tunes else arguments)
     by_flag = {n: value for n, value in vars(namespace).items() if n in defaults()}
     given = dict[str, Any]()
     for texts in namespace.run_config:
@@ -154,33 +144,38 @@ def _run(arguments: Sequence[str] | None) -> int:
         from flwr_frl.device import main as device
 
         return device(words[1:])
-    namespace, overrides = parse(arguments)
+    if words[:1] == ["compare"]:
+        return _compare(words[1:])
+    namespace, overrides = parse(words)
     if namespace.list:
         Console().out(list_all(), highlight=False)
         return 0
-    if namespace.command == "compare":
-        return _compare(namespace, overrides)
     # Loads torch and Flower, which `--list` and `--help` do without.
     from flwr_frl.running import execute
 
     return execute(namespace, overrides)
 
 
-def _compare(namespace: argparse.Namespace, overrides: dict[str, Any]) -> int:
+def _compare(arguments: Sequence[str]) -> int:
     """Compare results folders; with ``--output``, write what a paper needs."""
     from flwr_frl.results.comparison import write_paper
     from flwr_frl.results.methods import compare
 
-    allowed = "output and result-protocol, the only settings that compare reads"
-    others = overrides.keys() - {"output", "result-protocol"}
-    require(not others, "compare", sorted(others), allowed)
-    named = {"protocol": overrides.get("result-protocol", "")}
-    comparison = compare(*namespace.folders, **named, baseline=namespace.baseline)
-    output, single = overrides.get("output"), len(comparison.tasks) == 1
-    valid, allowed = output and single, "unset without --output or with several tasks"
-    require(valid or not namespace.columns, "columns", namespace.columns, allowed)
-    if output:
-        columns = [name for name in namespace.columns.split(",") if name]
-        write_paper(Path(output).expanduser(), comparison, columns)
+    parser = Parser(prog="flwr-frl compare", description=_compare.__doc__)
+    add = parser.add_argument
+    add("folders", nargs="+", metavar="DIR", help="folders of results")
+    text = "test against this method (default: the best one)"
+    add("--baseline", default="", metavar="ALGORITHM", help=text)
+    text = "rounds of the results, as result-protocol (default: that of the runs)"
+    add("--protocol", default="", help=text)
+    add("--output", type=Path, metavar="DIR", help="folder for the files of a paper")
+    text = "columns of table.tex, entries of summary.json"
+    add("--columns", default="", metavar="NAME,…", help=text)
+    options = parser.parse_args(arguments)
+    named = {"protocol": options.protocol, "baseline": options.baseline}
+    comparison = compare(*options.folders, **named)
+    if options.output:
+        columns = [name for name in options.columns.split(",") if name]
+        write_paper(options.output.expanduser(), comparison, columns)
     Console().out(comparison, highlight=False)
     return 0

@@ -31,7 +31,6 @@ from flwr_frl.common.settings import (
     Setting,
     Settings,
     SettingsError,
-    build,
     converted,
     declared,
     defaults,
@@ -46,18 +45,12 @@ from flwr_frl.results.results import LOST, failure
 from flwr_frl.results.search import points_of
 from flwr_frl.results.sweep import TUNED, Sweep, have_begun, tune
 from flwr_frl.results.tables import DETAILS, cells, legend, terminal
-from flwr_frl.results.trackers import Tracking
 from flwr_frl.run import Run, Runs
 from flwr_frl.strategies import server_app
-from flwr_frl.strategies.algorithms import (
-    build_strategy,
-    check_names,
-    simulation_defaults,
-)
+from flwr_frl.strategies.algorithms import check_names, simulation_defaults
 from flwr_frl.strategies.grids.simulation import InlineGrid, RayGrid
 from flwr_frl.strategies.grids.speeds import SpeedModel, speed_model
 from flwr_frl.strategies.server.checkpoint import Checkpoint
-from flwr_frl.strategies.server.evaluation import check_newcomers
 from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.strategies.server.secure import SecureSettings, check_secure
 from flwr_frl.task.base import Task
@@ -349,7 +342,6 @@ def check(
     named = resolve(given, makers)
     own = _task_defaults(algorithms, named) | simulation_defaults(named, algorithms)
     settings = resolve({**own, **given}, makers)
-    build(RunSettings, settings).check_validation(settings)
     # The machines of a Ray cluster may have other devices.
     if backend == "inline" or not os.environ.get("RAY_ADDRESS"):
         find(str(settings["device"]))
@@ -398,11 +390,9 @@ def _tried_out(settings: Resolved) -> list[Task]:
     awaited = int(settings["min-available-nodes"])
     allowed = f"at most {num_clients}, the number of clients"
     require(awaited <= num_clients, "min-available-nodes", awaited, allowed)
-    strategy = build_strategy(settings)
-    check_newcomers(strategy, str(settings["algorithm"]), newcomers, num_clients)
+    strategy = server_app.checked_strategy(settings)
     strategy._check_clients(num_clients - newcomers)
     check_secure(strategy, settings, num_clients - newcomers)
-    Tracking(settings)
     speed_model(settings, num_clients - newcomers)
     unsaved = Resolved({**settings, "checkpoint-every": 0, "resume": ""})
     tasks = [client.task for client in try_out(unsaved, num_clients)]
@@ -444,7 +434,7 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     allowed = "at least 1, and 1 with ray, which uses all cores for each run"
     require(valid, "jobs", jobs, allowed)
     backend = "inline" if jobs > 1 else backend
-    output, tuning = output_of(overrides), namespace.command == "tune"
+    output, tuning = output_of(overrides), namespace.tunes
     overrides = {**overrides, "output": output}
     chosen = overrides.get("algorithm")
     default = [str(chosen)] if chosen else [*DEFAULT_ALGORITHMS]

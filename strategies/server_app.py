@@ -65,13 +65,8 @@ def serve(
         valid reply, ``max-empty-rounds`` consecutive rounds had none, or files of the
         run could not be written.
     """
-    options = build(RunSettings, settings)
-    options.check_validation(settings)
-    tracking = Tracking(settings)
-    strategy, name = build_strategy(settings), short_name(options.algorithm)
-    check_newcomers(
-        strategy, options.algorithm, options.new_clients, options.num_clients
-    )
+    options, strategy = build(RunSettings, settings), checked_strategy(settings)
+    name = short_name(options.algorithm)
     clients, privacy = strategy._run.clients, strategy._run.privacy
     clients.keyed = options.names_by_key
     clients.checkpoints = options.checkpoint_every > 0
@@ -104,7 +99,7 @@ def serve(
             log(WARNING, text, least, len(nodes))
         after = start.server_round
         about = About(name, clients.run_token, after, place.absolute(), settings)
-        with tracking.of(about) as tracked:
+        with Tracking(settings).of(about) as tracked:
             report = Report(settings, after=after, tracking=tracked)
             known = clients.known.values()
             reported = [client.properties.get(keys.TESTED_MODEL) for client in known]
@@ -120,6 +115,20 @@ def serve(
             summary = report.finish(*_final_clients(strategy, joined))
         refuse_losses(options.output, report.lost)
         return summary
+
+
+def checked_strategy(settings: Settings) -> Strategy:
+    """Build the strategy that the settings name, and check those of the run.
+
+    Raises `SettingsError` as `serve`.
+    """
+    options = build(RunSettings, settings)
+    options.check_validation(settings)
+    # The tracker can be imported.
+    Tracking(settings)
+    strategy, algorithm = build_strategy(settings), options.algorithm
+    check_newcomers(strategy, algorithm, options.new_clients, options.num_clients)
+    return strategy
 
 
 def _resumed(strategy: Strategy, settings: Settings, former: Path) -> Checkpoint:

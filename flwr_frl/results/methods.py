@@ -14,8 +14,8 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES, TESTED_MODEL
-from flwr_frl.common.settings import Settings, SettingsError, require
-from flwr_frl.common.text import several, short_name
+from flwr_frl.common.settings import Settings, require
+from flwr_frl.common.text import short_name
 from flwr_frl.results.results import (
     CLIENTS,
     METRICS,
@@ -220,8 +220,7 @@ def compare(*folders: str | Path, protocol: str = "", baseline: str = "") -> Com
     Raises
     ------
     SettingsError
-        If a folder has no results, the runs were not evaluated by the same protocol, or
-        no two methods ran on the same clients.
+        If a folder has no results, or the runs were not evaluated on the same examples.
 
     Examples
     --------
@@ -230,7 +229,6 @@ def compare(*folders: str | Path, protocol: str = "", baseline: str = "") -> Com
     allowed = ", ".join(PROTOCOLS)
     require(protocol in ("", *PROTOCOLS), "result-protocol", protocol, allowed)
     chosen = {"result-protocol": protocol} if protocol else {}
-    require(bool(folders), "compare", folders, "at least one folder of results")
     loaded = [_read(Path(folder), chosen) for folder in folders]
     # Folders are named by what distinguishes their paths.
     base = os.path.commonpath([each.place for each in loaded])
@@ -241,18 +239,12 @@ def compare(*folders: str | Path, protocol: str = "", baseline: str = "") -> Com
     tasks = dict[str, list[_Folder]]()
     for folder in loaded:
         tasks.setdefault(_data_of(folder), []).append(folder)
-    methods = [_by_method(of_task) for of_task in tasks.values()]
-    if len(loaded) > 1 and all(len(each) < 2 for each in methods):
-        raise SettingsError(
-            f"compare is {several([each.place for each in loaded])}, whose clients "
-            "or seeds are not the same; expected two methods on the same clients",
-            "clients",
-        )
     names = [task_title(of_task[0].config) for of_task in tasks.values()]
     rows, baseline = list[MethodResult](), short_name(baseline)
-    for name, of_task, each in zip(names, tasks.values(), methods, strict=True):
+    for name, of_task in zip(names, tasks.values(), strict=True):
         task = f"{name} ({of_task[0].place})" if names.count(name) > 1 else name
-        results = [over_runs(task, method, runs) for method, runs in each.items()]
+        methods = _by_method(of_task).items()
+        results = [over_runs(task, method, runs) for method, runs in methods]
         rows += tested(results, baseline)
     once = tested_once((row.method, row.summary) for row in rows)
     if once and not protocol:
@@ -270,14 +262,10 @@ def _read(path: Path, chosen: Settings) -> _Folder:
     """
     output = path.resolve()
     content: dict[str, Any] = read_object(output / SUMMARY)
-    names: Any = content.get("algorithms")
-    config: Any = content.get("config")
-    allowed = "a folder of results with a summary.json"
-    valid = isinstance(config, dict) and isinstance(names, dict)
-    require(valid, "compare", str(path), allowed)
-    config |= chosen
+    names: dict[str, Any] = content.get("algorithms", {})
+    config: dict[str, Any] = content.get("config", {}) | chosen
     seeds = {seed: output / folder_of(seed) for seed in content.get("seeds", ())}
-    seeds = seeds or {config["seed"]: output}
+    seeds = seeds or {config.get("seed"): output}
     methods = dict[str, list[RunResult]]()
     for name in names:
         rows = {s: read_rows(folder / name / METRICS) for s, folder in seeds.items()}
@@ -288,6 +276,7 @@ def _read(path: Path, chosen: Settings) -> _Folder:
                 run_result(seeds[seed] / name, {**config, "seed": seed}, run, model)
                 for seed, run in rows.items()
             ]
+    allowed = "a folder of results with a summary.json and finished runs"
     require(bool(methods), "compare", str(path), allowed)
     summaries = [result.summary for runs in methods.values() for result in runs]
     measured = all(not summary.keys().isdisjoint(VALIDATED) for summary in summaries)

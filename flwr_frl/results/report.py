@@ -8,7 +8,6 @@ plots and the page follow from journals and summaries.
 import contextlib
 import multiprocessing
 import os
-import re
 from collections.abc import Mapping
 from logging import WARNING
 from pathlib import Path
@@ -111,9 +110,8 @@ class Report:
             # The bars of parallel runs would overwrite each other.
             disable=multiprocessing.parent_process() is not None,
         )
-        of_sweep = re.compile(r"(point|test|seed)-\d+").fullmatch
         self._bar = self.progress.add_task(
-            " ".join([self.algorithm, *filter(of_sweep, self.output.parts[-2:])]),
+            "/".join(self.directory.parts[-2:]),
             total=int(settings["num-server-rounds"]),
             completed=after,
             state="",

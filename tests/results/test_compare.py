@@ -127,6 +127,16 @@ def test_folders_with_the_same_clients_are_one_task(tmp_path):
     assert names == {"fedavg", "fedper", "fedrep (slow)", "fedrep (more/slow)"}
 
 
+def test_other_examples_or_seeds_are_another_task(tmp_path):
+    one = write_runs(tmp_path / "one", fedavg=FEDAVG)
+    more = write_runs(tmp_path / "more", examples=11, fedrep=FEDREP)
+    seed = write_runs(tmp_path / "seed", seed=1, fedrep=FEDREP)
+    for other in (more, seed):
+        comparison = compare(one, other)
+        assert len(comparison.tasks) == 2
+        assert all(row.reference for row in comparison.rows)
+
+
 def with_settings(output, **settings):
     """Change settings of finished runs."""
     content = json.loads((output / "summary.json").read_text())
@@ -150,14 +160,9 @@ def test_other_rounds_and_protocols_are_named(tmp_path):
 
 def test_runs_that_cannot_be_compared(tmp_path):
     one = write_runs(tmp_path / "one", fedavg=FEDAVG)
-    other = write_runs(tmp_path / "other", examples=11, fedrep=FEDREP)
-    seed = write_runs(tmp_path / "seed", seed=1, fedrep=FEDREP)
-    assert code_of(compare, one, other) == "clients"
-    assert code_of(compare, one, seed) == "clients"
     last = write_runs(tmp_path / "last", fedper=FEDPER)
     with_settings(last, evaluate_on="validation")
     assert code_of(compare, one, last) == "evaluate-on"
-    assert code_of(compare) == "compare"
     assert code_of(compare, tmp_path) == "compare"
 
 
@@ -175,12 +180,11 @@ def test_the_command_prints_and_writes_a_comparison(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ([], "compare"),
+        ([], "DIR"),
         (["nowhere"], "nowhere"),
-        ([".", "--run-config", "seed=3"], "seed"),
-        ([".", "--columns", "p"], "without --output"),
+        ([".", "--seed", "3"], "--seed"),
         ([".", "--output", "paper", "--columns", "accuracy,pp"], "some of accuracy"),
-        ([".", "--run-config", "result-protocol='best'"], "result-protocol"),
+        ([".", "--protocol", "best"], "result-protocol"),
     ],
 )
 def test_bad_input_of_the_command(tmp_path, monkeypatch, capsys, words, named):

@@ -186,8 +186,8 @@ def test_algorithms_with_the_same_settings_share_a_summary(tmp_path):
     assert (list(written["algorithms"]), written["config"]["seed"]) == (["fedper"], 1)
 
 
-def test_the_bar_shows_the_seed_and_the_latest_metrics(tmp_path):
-    report = Report(settings_of(tmp_path / "seed-3"))
+def test_the_bar_shows_the_folder_and_the_latest_metrics(tmp_path):
+    report = Report(settings_of(tmp_path))
     states = []
     for number, accuracy in enumerate([None, 0.9, 0.2, 0.6], 1):
         report.add(row(number, accuracy, evaluated=accuracy and 2))
@@ -195,7 +195,7 @@ def test_the_bar_shows_the_seed_and_the_latest_metrics(tmp_path):
         states.append(bar.fields["state"])
     assert states[:2] == ["train loss 1", "train loss 0.5, accuracy 90.00%"]
     assert states[3] == "train loss 0.25, accuracy 60.00%"
-    assert bar.description == "fedrep seed-3"
+    assert bar.description == "out/fedrep"
 
 
 @pytest.mark.parametrize(
