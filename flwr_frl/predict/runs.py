@@ -188,10 +188,8 @@ class TrainedRun:
         """
         # os.path, unlike Path, also accepts names that are too long.
         file = Path(path) / checkpoint.FILE if os.path.isdir(path) else Path(path)
-        allowed = "the folder of a run, DIR/ALGORITHM, or with several seeds "
-        allowed += "DIR/seed-SEED/ALGORITHM, or the file in it"
-        require(os.path.isfile(file), "checkpoint", str(path), allowed)
-        with reading(file, "checkpoint", "that of a run"):
+        allowed = "the folder of a run, DIR/ALGORITHM or DIR/seed-SEED/ALGORITHM"
+        with reading(file, "checkpoint", allowed):
             about, arrays, state = checkpoint.read(file)
             values = Values.model_validate(about["values"])
             written, server_round = dict(about["settings"]), int(about.get("round", 1))
@@ -456,8 +454,6 @@ def personalize(
         If the device has already trained in the run, its data do not fit the shared
         part, or the algorithm has no personal parameters.
     """
-    exists = os.path.exists(os.path.expanduser(data_dir))
-    require(exists, "data-dir", str(data_dir), "a folder or file that is there")
     named = {"device": "auto", **settings, "data_dir": data_dir}
     run = TrainedRun.read(checkpoint, named)
     known = {*run.values.acknowledged, *run.values.labels.values()}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from flwr.common import log
 
-from flwr_frl.common.settings import Settings, is_path, load, require
+from flwr_frl.common.settings import Settings, load, require
 from flwr_frl.common.text import one_line
 from flwr_frl.results.results import Row, is_number
 
@@ -140,9 +140,8 @@ def numbers(row: Row) -> dict[str, float]:
 
 
 def _tracker_class(path: str) -> type[Tracker]:
-    allowed = "an import path, package.module:Class; docs/your-own.md has examples"
-    require(is_path(path), "tracker", path, allowed)
     kind: type[Tracker] = load(path, "tracker")
     valid = isinstance(kind, type) and issubclass(kind, Tracker)
-    require(valid, "tracker", path, "a subclass of Tracker")
+    allowed = "a subclass of Tracker, package.module:Class (docs/your-own.md)"
+    require(valid, "tracker", path, allowed)
     return kind

@@ -144,8 +144,8 @@ def test_bad_input_gives_a_one_line_error(fedrep, root, tmp_path, late):
         (fedrep, "x" * 400, "late", "data-dir is"),
         (fedrep, "~nobody-here/images", "late", "data-dir is"),
         (fedrep, "", "late", "data-dir is"),
-        (tmp_path / "no", late, "late", "checkpoint is"),
-        ("", late, "late", "checkpoint is ''"),
+        (tmp_path / "no", late, "late", "no' cannot be read: "),
+        ("", late, "late", "'.' cannot be read: "),
     ):
         state = tmp_path / "state"
         assert_says(line, personalize, checkpoint, folder, name, state)

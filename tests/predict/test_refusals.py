@@ -53,8 +53,8 @@ def broken(devices, tmp_path):
 
 RUN = "{root}/results/fedrep"
 RUNS = [
-    (("",), "checkpoint is ''; expected the folder of a run, DIR/ALGORITHM"),
-    (("x" * 400,), "checkpoint is 'xxx"),
+    (("",), "expected the folder of a run, DIR/ALGORITHM"),
+    (("x" * 400,), "xxx' cannot be read: "),
     (("{root}/nb/fedrep",), "DIR/seed-SEED/ALGORITHM"),
     (("{root}/empty",), "it has no checksum; expected a"),
     (("{root}/flipped", "anna", "{root}/anna"), "its checksum is wrong"),
