@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from logging import WARNING
 from pathlib import Path
+from typing import Any, Self
 
 from flwr.common import log
 
@@ -87,26 +88,27 @@ class Tracking:
     Raises
     ------
     SettingsError
-        If the tracker cannot be imported.
+        If the tracker cannot be imported, or is no tracker.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.name, self.uri = str(settings["tracker"]), str(settings["tracker-uri"])
-        self._class = _tracker_class(self.name) if self.name else None
-        self._tracker: Tracker | None = None
+        kind: Any = load(self.name, "tracker") if self.name else Tracker
+        valid = isinstance(kind, type) and issubclass(kind, Tracker)
+        allowed = "a subclass of Tracker, package.module:Class (docs/your-own.md)"
+        require(valid, "tracker", self.name, allowed)
+        self._class = kind
+        # Before the start and after the end, a tracker whose methods do nothing.
+        self._tracker = Tracker("")
 
     @contextlib.contextmanager
-    def of(self, about: About) -> Iterator["Tracking | None"]:
-        """Track a run; None without a tracker.
-
-        An exception in the context ends it as a stopped run.
-        """
+    def of(self, about: About) -> Iterator[Self]:
+        """Track a run. An exception in the context ends it as a stopped run."""
         with self._logging_failures():
-            if self._class:
-                self._tracker = self._class(self.uri)
-                self._tracker.start(about)
+            self._tracker = self._class(self.uri)
+            self._tracker.start(about)
         try:
-            yield self if self._tracker else None
+            yield self
         except BaseException:
             self.end(False, {})
             raise
@@ -114,22 +116,20 @@ class Tracking:
     def add(self, row: Row) -> None:
         """Log the metrics of a round."""
         with self._logging_failures():
-            if self._tracker:
-                self._tracker.add(row["round"], numbers(row))
+            self._tracker.add(row["round"], numbers(row))
 
     def end(self, finished: bool, summary: Row) -> None:
         """End the run."""
-        tracker, self._tracker = self._tracker, None
+        tracker, self._tracker = self._tracker, Tracker("")
         with self._logging_failures():
-            if tracker:
-                tracker.end(finished, numbers(summary))
+            tracker.end(finished, numbers(summary))
 
     @contextlib.contextmanager
     def _logging_failures(self) -> Iterator[None]:
         try:
             yield
         except (Exception, SystemExit) as error:
-            self._tracker = None
+            self._tracker = Tracker("")
             text = "tracker %r failed and is no longer used; the run continues: %s"
             log(WARNING, text, self.name, one_line(f"{type(error).__name__}: {error}"))
 
@@ -137,11 +137,3 @@ class Tracking:
 def numbers(row: Row) -> dict[str, float]:
     """Return the finite numbers in a row."""
     return {n: v for n, v in row.items() if is_number(v) and math.isfinite(v)}
-
-
-def _tracker_class(path: str) -> type[Tracker]:
-    kind: type[Tracker] = load(path, "tracker")
-    valid = isinstance(kind, type) and issubclass(kind, Tracker)
-    allowed = "a subclass of Tracker, package.module:Class (docs/your-own.md)"
-    require(valid, "tracker", path, allowed)
-    return kind
