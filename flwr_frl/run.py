@@ -131,15 +131,9 @@ class Run:
         run = TrainedRun.read(folder, self.settings[seed])
         return run.predictor(client, "")
 
-    @property
-    def evaluated_on(self) -> str:
-        """The examples of all evaluations: ``test`` or ``validation``."""
-        return str(next(iter(self.settings.values()))["evaluate-on"])
-
     def __repr__(self) -> str:
         """Return the main results and the folder in one line."""
-        result = describe(self.summary, self.evaluated_on)
-        result += f" ({self.summary.get('protocol')})"
+        result = f"{describe(self.summary)} ({self.summary.get('protocol')})"
         seeds = f", {len(self.settings)} seeds" if len(self.settings) > 1 else ""
         folder = os.path.commonpath(list(self.folders.values()))
         return f"<Run {self.algorithm}: {result}{seeds}, in {folder!r}>"
@@ -147,11 +141,6 @@ class Run:
 
 class Runs(dict[str, Run]):
     """The finished runs of several algorithms, by their names."""
-
-    @property
-    def evaluated_on(self) -> str:
-        """As `Run.evaluated_on`."""
-        return next(iter(self.values())).evaluated_on
 
     @property
     def summary(self) -> Any:
@@ -182,8 +171,7 @@ class Runs(dict[str, Run]):
         if not self:
             return ""
         summaries = {name: run.summary for name, run in self.items()}
-        table = terminal(cells(summaries, self.evaluated_on, DETAILS))
-        return table + legend(summaries, self.evaluated_on)
+        return terminal(cells(summaries, DETAILS)) + legend(summaries)
 
 
 def _frame(records: list[Row]) -> Any:

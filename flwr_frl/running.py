@@ -457,7 +457,7 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
         print(f"interrupted{hint if begun else ''}", file=sys.stderr)
         return 130
     if tuning:
-        text = terminal(cells(summaries, "test", DETAILS)) + legend(summaries, "test")
+        text = terminal(cells(summaries, DETAILS)) + legend(summaries)
         files = TUNED
     else:
         # Runs have resolved the folder, too.

@@ -134,7 +134,7 @@ def table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
         columns = columns or [n for n in (metric, *COLUMNS) if n in present]
         allowed = f"some of {', '.join(sorted(present))}"
         require(present.issuperset(columns), "columns", ",".join(columns), allowed)
-        head, *rows = chosen_cells(entries, columns, comparison.evaluated_on, 1)
+        head, *rows = chosen_cells(entries, columns, 1)
     else:
         results = {
             (row.method, row.task): cell(row.summary, metric, 1).replace("%", "")

@@ -122,8 +122,6 @@ class Comparison:
     ----------
     rows : tuple of MethodResult
         One for each method and task; the best method of a task comes first.
-    evaluated_on : {"test", "validation"}
-        The examples of all evaluations.
     baseline : str
         The method against which the others are tested; empty if it is the best one.
     once : str
@@ -131,7 +129,6 @@ class Comparison:
     """
 
     rows: tuple[MethodResult, ...]
-    evaluated_on: str
     baseline: str = ""
     once: str = ""
 
@@ -158,7 +155,7 @@ class Comparison:
     @property
     def legend(self) -> str:
         """An explanation of the results and of the tests."""
-        text = legend({row.method: row.summary for row in self.rows}, self.evaluated_on)
+        text = legend({row.method: row.summary for row in self.rows})
         if self.once:
             text += f" Last rounds are compared because of {self.once}, tested once."
         if any(row.on_clients and row.on_clients.pairs for row in self.rows):
@@ -172,7 +169,7 @@ class Comparison:
     def tables(self, without: Sequence[str] = ()) -> dict[str, list[list[str]]]:
         """Return the table of each task without some entries, as `cells`."""
         return {
-            name: cells({r.method: r.entries for r in rows}, self.evaluated_on, without)
+            name: cells({row.method: row.entries for row in rows}, without)
             for name, rows in self.tasks.items()
         }
 
@@ -220,7 +217,7 @@ def compare(*folders: str | Path, protocol: str = "", baseline: str = "") -> Com
     Raises
     ------
     SettingsError
-        If a folder has no results, or the runs were not evaluated on the same examples.
+        If a folder has no results.
 
     Examples
     --------
@@ -233,9 +230,6 @@ def compare(*folders: str | Path, protocol: str = "", baseline: str = "") -> Com
     # Folders are named by what distinguishes their paths.
     base = os.path.commonpath([each.place for each in loaded])
     loaded = [each._replace(place=os.path.relpath(each.place, base)) for each in loaded]
-    evaluated_on = sorted({str(each.config["evaluate-on"]) for each in loaded})
-    allowed = "the same value in all compared runs"
-    require(len(evaluated_on) == 1, "evaluate-on", evaluated_on, allowed)
     tasks = dict[str, list[_Folder]]()
     for folder in loaded:
         tasks.setdefault(_data_of(folder), []).append(folder)
@@ -252,7 +246,7 @@ def compare(*folders: str | Path, protocol: str = "", baseline: str = "") -> Com
     known = dict.fromkeys(row.method for row in rows)
     allowed = f"one of {', '.join(known)}"
     require(not baseline or baseline in known, "baseline", baseline, allowed)
-    return Comparison(tuple(rows), evaluated_on[0], baseline)
+    return Comparison(tuple(rows), baseline)
 
 
 def _read(path: Path, chosen: Settings) -> _Folder:
@@ -334,7 +328,7 @@ def over_runs(task: str, method: str, runs: Sequence[RunResult]) -> MethodResult
 def tested(results: Sequence[MethodResult], baseline: str) -> list[MethodResult]:
     """Test the methods of a task against the best one or the baseline; best first.
 
-    Results of other rounds than the reference's are not tested.
+    Results of other rounds or examples than the reference's are not tested.
     """
     sign = 1 if results[0].metric == "accuracy" else -1
 
@@ -348,12 +342,15 @@ def tested(results: Sequence[MethodResult], baseline: str) -> list[MethodResult]
     reference = (named or ordered)[0]
     others = [each for each in ordered if each is not reference]
 
+    def measured(each: MethodResult) -> tuple[object, object]:
+        return each.summary.get("protocol"), each.summary.get("evaluated-on")
+
     def tests(values: str) -> list[PairedTest]:
         against = getattr(reference, values)
         made = []
         for each in others:
             of_method = getattr(each, values)
-            same = each.summary.get("protocol") == reference.summary.get("protocol")
+            same = measured(each) == measured(reference)
             pairs = [name for name in of_method if same and name in against]
             ours, theirs = ([of[n] for n in pairs] for of in (of_method, against))
             made.append(paired_test(ours, theirs, sign))

@@ -107,7 +107,6 @@ def read_folder(folder: Path, once: str = "") -> dict[str, Any]:
         return read_folder(folder, methods)
     rows = tuple(tested(results, "") if results else ())
     every = sorted(chain(*runs.values()), key=lambda run: run.written)
-    evaluated_on = " or ".join(sorted({str(r.settings["evaluate-on"]) for r in every}))
     changed = [set(run.changed.items()) for run in every] or [set()]
     shared = dict(sorted(set.intersection(*changed)))
     varied = sorted(dict(set.union(*changed)).keys() - shared.keys())
@@ -120,8 +119,8 @@ def read_folder(folder: Path, once: str = "") -> dict[str, Any]:
         "folder": folder.absolute().name,
         "task": " and ".join(sorted({task_title(run.settings) for run in every})),
         "settings": _text(shared),
-        "table": cells(entries, evaluated_on, DETAILS),
-        "legend": Comparison(rows, evaluated_on, once=once).legend,
+        "table": cells(entries, DETAILS),
+        "legend": Comparison(rows, once=once).legend,
         "clients": _clients(rows, every),
         "methods": [
             {"name": title(row.method), "metric": row.metric, "clients": row.clients}

@@ -141,7 +141,7 @@ class Report:
         self._write_rows()
         if self.tracking:
             self.tracking.add(row)
-        state = describe(self.latest, str(self.settings["evaluate-on"]))
+        state = describe(self.latest)
         self.progress.update(self._bar, completed=row["round"], state=state)
 
     def _write_rows(self) -> None:

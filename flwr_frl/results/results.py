@@ -287,7 +287,8 @@ def run_result(
     directory : Path
         The run's folder with its journal.
     settings : mapping
-        The settings, with ``seed``, ``result-protocol`` and ``evaluate-last``.
+        The settings, with ``seed``, ``result-protocol``, ``evaluate-last`` and
+        ``evaluate-on``.
     rows : sequence of dict
         The rows of the journal, at least one.
     tested : str
@@ -308,6 +309,7 @@ def run_result(
         covered = client_means(directory, "coverage", rounds)
         summary["coverage-worst-decile"] = extreme_tenths(covered)[0]
     summary |= {"protocol": protocol_text(final, protocol), TESTED_MODEL: tested}
+    summary["evaluated-on"] = settings["evaluate-on"]
     summary |= summarize_newcomers(joined)
     return RunResult(directory, settings["seed"], summary, means)
 
@@ -452,7 +454,7 @@ def strict_json(value: object, indent: int | None = None) -> str:
         return json.dumps(finite, indent=indent)
 
 
-def describe(row: Row, evaluated_on: str) -> str:
+def describe(row: Row) -> str:
     """Return the training loss and the quality in a row, as part of a line."""
     parts = []
     if row.get("train-loss") is not None:
@@ -460,8 +462,7 @@ def describe(row: Row, evaluated_on: str) -> str:
     name = quality(row)
     if row.get(name) is not None:
         form = "{:.2%}" if name == "accuracy" else "{:.4g}"
-        # Distinguishes the loss of an evaluation from the training loss.
-        label = f"{evaluated_on} loss" if name == "loss" else name
+        label = "evaluation loss" if name == "loss" else name
         parts.append(f"{label} {form.format(row[name])}")
     return ", ".join(parts)
 

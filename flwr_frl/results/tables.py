@@ -54,22 +54,18 @@ DETAILS = (
 Summaries = Mapping[str, Mapping[str, Any]]
 
 
-def cells(
-    summaries: Summaries, evaluated_on: str = "test", without: Sequence[str] = ()
-) -> list[list[str]]:
+def cells(summaries: Summaries, without: Sequence[str] = ()) -> list[list[str]]:
     """Return the rows of a table of summaries.
 
     Parameters
     ----------
     summaries : mapping
         The summary of each algorithm. Entries may also be text.
-    evaluated_on : {"test", "validation"}, default "test"
-        The examples on which accuracies and losses were measured.
     without : sequence of str
         Entries that are left out.
     """
     every = dict.fromkeys(name for summary in summaries.values() for name in summary)
-    hidden = {"protocol", "seeds", TESTED_MODEL, *without}
+    hidden = {"protocol", "seeds", "evaluated-on", TESTED_MODEL, *without}
     if any(is_number(summary.get("accuracy")) for summary in summaries.values()):
         hidden |= {"loss", "loss-weighted"}
     # Results of the last round would be shown twice.
@@ -80,37 +76,32 @@ def cells(
     beside = (OVER_SEEDS, OF_CLIENTS)
     shown = [n for n in every if n not in hidden and not n.endswith(beside)]
     present = [n for n in shown if any(cell(s, n) for s in summaries.values())]
-    return chosen_cells(summaries, present, evaluated_on)
+    return chosen_cells(summaries, present)
 
 
 def chosen_cells(
-    summaries: Summaries,
-    columns: Sequence[str],
-    evaluated_on: str = "test",
-    places: int = 2,
+    summaries: Summaries, columns: Sequence[str], places: int = 2
 ) -> list[list[str]]:
     """Return the rows of a table with some entries of summaries, as `cells`.
 
     Percentages have ``places`` decimal places.
     """
-    named = {"accuracy": "validation accuracy"} if evaluated_on == "validation" else {}
-    named["loss"] = f"{evaluated_on} loss"
-    rows = [["algorithm", *(named.get(n, _look(n)[0]) for n in columns)]]
+    rows = [["algorithm", *(_look(name)[0] for name in columns)]]
     for algorithm, summary in summaries.items():
         rows.append([algorithm, *(cell(summary, name, places) for name in columns)])
     return rows
 
 
-def legend(summaries: Summaries, evaluated_on: str) -> str:
+def legend(summaries: Summaries) -> str:
     """Explain the results and the headings of a table in one line.
 
     Algorithms are named if their rounds, protocols or models differ.
     """
-    names = ("protocol", "rounds", TESTED_MODEL)
-    protocol, rounds, model = (_stated(summaries, name) for name in names)
+    names = ("evaluated-on", "protocol", "rounds", TESTED_MODEL)
+    examples, protocol, rounds, model = (_stated(summaries, name) for name in names)
     lengths = f"rounds: {rounds}; " if "(" in rounds else ""
     return (
-        f"Results: mean over the clients on {evaluated_on} examples; {protocol}; "
+        f"Results: mean over the clients on {examples} examples; {protocol}; "
         f"{lengths}tested model: {model}; ±: standard deviation over seeds; "
         "worst tenth: mean over that tenth of the clients; MB: arrays sent for "
         "training, in both directions, without evaluation."

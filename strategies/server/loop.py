@@ -298,7 +298,7 @@ class Loop:
         joined, left = self._update_connected()
         number = int(row.get("clients", 0))
         counted = f"{number} client{'s' * (number != 1)}"
-        described = describe(row, str(self.report.settings["evaluate-on"]))
+        described = describe(row)
         rounds = self.settings.num_server_rounds
         remaining = seconds_left(self.report.rows, rounds)
         parts = [

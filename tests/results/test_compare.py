@@ -156,13 +156,13 @@ def test_other_rounds_and_protocols_are_named(tmp_path):
     assert protocols in comparison.legend
     # Results by other protocols are not tested.
     assert comparison.rows[1].on_clients.pairs == 0
+    with_settings(other, evaluate_last=10, evaluate_on="validation")
+    comparison = compare(one, other)
+    assert "validation (fedrep), test (fedavg) examples" in comparison.legend
+    assert comparison.rows[1].on_clients.pairs == 0
 
 
-def test_runs_that_cannot_be_compared(tmp_path):
-    one = write_runs(tmp_path / "one", fedavg=FEDAVG)
-    last = write_runs(tmp_path / "last", fedper=FEDPER)
-    with_settings(last, evaluate_on="validation")
-    assert code_of(compare, one, last) == "evaluate-on"
+def test_a_folder_without_results_is_refused(tmp_path):
     assert code_of(compare, tmp_path) == "compare"
 
 

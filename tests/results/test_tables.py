@@ -20,11 +20,10 @@ ROWS = [
 
 def test_rows():
     assert cells(SUMMARIES) == ROWS
-    assert cells(SUMMARIES, "validation")[0][1] == "validation accuracy"
     # Losses are shown only without accuracies. Losses and metrics have deviations, too.
     spread = {"loss-std-seeds": 0.5, "r2": 0.25, "r2-std-seeds": 0.125, "seeds": 2}
-    assert cells({"fedrep": {"loss": 2.0, **spread}}, "validation") == [
-        ["algorithm", "validation loss", "r2"],
+    assert cells({"fedrep": {"loss": 2.0, **spread}}) == [
+        ["algorithm", "loss", "r2"],
         ["fedrep", "2 ± 0.5", "0.25 ± 0.125"],
     ]
 
@@ -58,10 +57,11 @@ def test_latex():
 
 
 def test_the_legend_names_examples_protocols_and_models():
-    assert "on validation examples" in legend(SUMMARIES, "validation")
+    validated = {n: {**s, "evaluated-on": "validation"} for n, s in SUMMARIES.items()}
+    assert "on validation examples" in legend(validated)
     adapted = {"protocol": "last evaluated round", "tested-model": "adapted"}
     received = {"protocol": "mean of last 3 rounds", "tested-model": "adapted"}
-    text = legend({"fedavg-ft": adapted, "fedavg": received, "moon": received}, "test")
+    text = legend({"fedavg-ft": adapted, "fedavg": received, "moon": received})
     assert "last evaluated round (fedavg-ft)" in text
     assert "mean of last 3 rounds (fedavg, moon); tested model: adapted;" in text
 

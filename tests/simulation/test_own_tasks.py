@@ -42,7 +42,7 @@ def test_custom_metrics_are_in_the_files_and_the_table(tmp_path, write_module, c
         assert values[-1] >= rows_of(tmp_path, name)[-1]["loss"]
         assert f"{summary['worst']:.4g}" in table
     assert "worst" in table
-    assert "test loss" in table
+    assert " loss " in table
 
 
 def test_table_has_the_number_of_clients_behind_each_mean(tmp_path, write_module):
