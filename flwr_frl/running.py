@@ -31,7 +31,6 @@ from flwr_frl.common.settings import (
     Setting,
     Settings,
     SettingsError,
-    converted,
     declared,
     defaults,
     is_path,
@@ -42,8 +41,8 @@ from flwr_frl.common.text import short_name
 from flwr_frl.results.comparison import write_paper
 from flwr_frl.results.methods import compare
 from flwr_frl.results.results import LOST, failure
-from flwr_frl.results.search import points_of
-from flwr_frl.results.sweep import TUNED, Sweep, have_begun, tune
+from flwr_frl.results.search import Point, points_of
+from flwr_frl.results.sweep import TUNED, Sweep, first_seed, have_begun, tune
 from flwr_frl.results.tables import DETAILS, cells, legend, terminal
 from flwr_frl.run import Run, Runs
 from flwr_frl.strategies import server_app
@@ -446,8 +445,9 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     try:
         with contextlib.nullcontext() if namespace.verbose else hidden_info():
             if tuning:
-                grid = " ".join(namespace.grid), namespace.trials
-                summaries = _tune(algorithms, grid, overrides, sweep)
+                grid, seed = " ".join(namespace.grid), first_seed(overrides)
+                points = points_of(grid, namespace.trials, seed)
+                summaries = _tune(algorithms, points, overrides, sweep)
             else:
                 runs, errors = carry_out(algorithms, overrides, sweep)
                 summaries = {name: run.summary for name, run in runs.items()}
@@ -474,18 +474,12 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
 
 
 def _tune(
-    algorithms: Sequence[str],
-    grid: tuple[str, int | None],
-    overrides: Settings,
-    sweep: Sweep,
+    algorithms: Sequence[str], points: list[Point], overrides: Settings, sweep: Sweep
 ) -> dict[str, Any]:
-    """Tune algorithms on a grid and return the summaries of the best points."""
+    """Tune algorithms and return the summaries of the best points."""
     former, output = str(overrides.get("resume", "")), Path(str(overrides["output"]))
     exists = not former or Path(former).is_dir()
     require(exists, "resume", former, "a folder of results")
-    default = defaults()["seed"]
-    seed = converted("seed", overrides.get("seed", default), default)
-    points = points_of(*grid, int(seed))
     tuned = tune(algorithms, points, overrides, output.resolve(), sweep)
     for name, entry in tuned.items():
         picked = " ".join(f"{n}={value}" for n, value in entry["picked"].items())

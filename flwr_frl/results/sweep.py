@@ -95,8 +95,7 @@ class Sweep:
         if self.count is not None:
             valid = isinstance(self.count, int) and self.count >= 1
             require(valid, "seeds", self.count, "an integer, at least 1")
-            default = defaults()["seed"]
-            first = int(converted("seed", given.get("seed", default), default))
+            first = first_seed(given)
             planned = [
                 in_folder(given, output, folder_of(seed), algorithms) | {"seed": seed}
                 for seed in range(first, first + self.count)
@@ -136,6 +135,12 @@ class Sweep:
         for seed in by_seed:
             outcome |= {n: e for n, e in seed.items() if isinstance(e, SettingsError)}
         return {name: outcome[name] for name in names}
+
+
+def first_seed(given: Settings) -> int:
+    """Return the first seed of a command; `SettingsError` if it is not an integer."""
+    default = defaults()["seed"]
+    return int(converted("seed", given.get("seed", default), default))
 
 
 def _summary(
