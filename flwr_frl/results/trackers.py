@@ -102,13 +102,16 @@ class Tracking:
         self._tracker = Tracker("")
 
     @contextlib.contextmanager
-    def of(self, about: About) -> Iterator[Self]:
-        """Track a run. An exception in the context ends it as a stopped run."""
+    def of(self, about: About) -> Iterator[Self | None]:
+        """Track a run; None without a tracker.
+
+        An exception in the context ends it as a stopped run.
+        """
         with self._logging_failures():
             self._tracker = self._class(self.uri)
             self._tracker.start(about)
         try:
-            yield self
+            yield self if self.name else None
         except BaseException:
             self.end(False, {})
             raise
