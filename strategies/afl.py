@@ -1,18 +1,11 @@
 """AFL (Mohri et al., ICML 2019): agnostic federated learning."""
 
-from typing import Any
-
 import numpy as np
 
 from flwr_frl.common.messages import RECEIVED_LOSS
 from flwr_frl.common.settings import setting
 from flwr_frl.common.simplex import nearest_in_simplex
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.round import Reply, Round
-
-# Key of λ, by client, in the strategy's state.
-MIXTURE = "mixture"
+from flwr_frl.strategies.base import Arrays, Reply, Round, Strategy, stored
 
 
 class AFL(Strategy, client="flwr_frl.clients.afl:AFLClient", uses_mean="only"):
@@ -39,14 +32,12 @@ class AFL(Strategy, client="flwr_frl.clients.afl:AFLClient", uses_mean="only"):
     afl_rate: float = setting(0.01, ge=0)
     _only = ("weighting", "uniform"), ("aggregation", "mean")
     _because = "AFL learns the weights of the mean"
-
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        self.state[MIXTURE] = {}
+    # λ, by client
+    mixture: dict[str, float] = stored("mixture")
 
     def begin(self, round: Round) -> None:
         """Admit new clients to λ."""
-        clients, former = self._run.clients, self.state[MIXTURE]
+        clients, former = self._run.clients, self.mixture
         trains = {
             row.name: 0.0
             for node, row in clients.known.items()
@@ -54,7 +45,7 @@ class AFL(Strategy, client="flwr_frl.clients.afl:AFLClient", uses_mean="only"):
         }
         m = len(trains | former)
         kept = {name: value * len(former) / m for name, value in former.items()}
-        self.state[MIXTURE] = {**dict.fromkeys(trains, 1 / m), **kept}
+        self.mixture = {**dict.fromkeys(trains, 1 / m), **kept}
 
     def check_reply(self, reply: Reply) -> None:
         """Reject replies without a loss."""
@@ -62,14 +53,16 @@ class AFL(Strategy, client="flwr_frl.clients.afl:AFLClient", uses_mean="only"):
 
     def weights(self, replies: list[Reply]) -> list[float]:
         """Return λ_k."""
-        return [self.state[MIXTURE][reply.client] for reply in replies]
+        return [self.mixture[reply.client] for reply in replies]
 
     def aggregate(self, round: Round) -> Arrays:
         """Average the models, and make a step of λ."""
-        mean, mixture = round.mean(), self.state[MIXTURE]
-        share = len(mixture) / len(round.replies)
+        # Without weights, w stays, but λ moves.
+        mean = round.mean() if any(self.weights(round.replies)) else round.arrays
+        share = len(self.mixture) / len(round.replies)
         g = {r.client: share * r.metrics[RECEIVED_LOSS] for r in round.replies}
-        moved = [value + self.afl_rate * g.get(n, 0) for n, value in mixture.items()]
+        rate, mixture = self.afl_rate, self.mixture
+        moved = [value + rate * g.get(n, 0) for n, value in mixture.items()]
         projected = nearest_in_simplex(np.array([moved]))[0].tolist()
-        self.state[MIXTURE] = dict(zip(mixture, projected, strict=True))
-        return round.arrays if mean is None else mean
+        self.mixture = dict(zip(mixture, projected, strict=True))
+        return mean

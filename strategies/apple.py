@@ -1,14 +1,11 @@
 """APPLE (Luo & Wu, IJCAI 2022): clients learn weights of each other's core models."""
 
-from typing import Any
-
 import numpy as np
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.settings import setting
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import Arrays, rounded_to
-from flwr_frl.strategies.server.round import Round
+from flwr_frl.strategies.base import Arrays, Round, Strategy, stored
+from flwr_frl.strategies.server.replies import rounded_to
 
 # Distinguishes the draws of core models from others of the same seed.
 CHOICE = 0xA991E
@@ -42,17 +39,12 @@ class APPLE(Strategy, client="flwr_frl.clients.apple:APPLEClient", uses_mean="ne
 
     apple_models: int = setting(5, ge=0)
 
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        self.models: dict[str, Arrays] = self.state.setdefault("models", {})
-        # The initial model.
-        self.start_model: Arrays = self.state.setdefault("start", {})
-        # p_ij by client and other client, and numbers of examples by client.
-        self.relations: dict[str, dict[str, float]]
-        self.relations = self.state.setdefault("relations", {})
-        self.examples: dict[str, float] = self.state.setdefault("examples", {})
-        # Clients whose core models the current messages hold, in order, by recipient.
-        self._candidates: dict[str, list[str]] = {}
+    models: dict[str, Arrays] = stored("models")
+    # The initial model
+    start_model: Arrays = stored("start")
+    # p_ij by client and other client, and numbers of examples by client
+    relations: dict[str, dict[str, float]] = stored("relations")
+    examples: dict[str, float] = stored("examples")
 
     def begin(self, round: Round) -> None:
         """Expect a core model and weights."""
@@ -63,7 +55,6 @@ class APPLE(Strategy, client="flwr_frl.clients.apple:APPLEClient", uses_mean="ne
             self.examples.setdefault(client, count)
         weights = np.zeros(self.apple_models + 1, np.float32)
         round.expected = {**self.start_model, keys.MODEL_WEIGHTS: weights}
-        self._candidates = {}
 
     def _numbers(self) -> dict[str, float]:
         """Return the numbers of examples of the clients that take part."""
@@ -77,7 +68,6 @@ class APPLE(Strategy, client="flwr_frl.clients.apple:APPLEClient", uses_mean="ne
         start, met = shares(examples), self.relations.get(client, {})
         weights = {**start, **met}
         chosen = self.choose(client, [*examples], self._run.round.number)
-        self._candidates[client] = chosen
         rest = {o: p for o, p in weights.items() if o not in {client, *chosen}}
         models = [self._model(other) for other in chosen]
         names = self.start_model if models else ()
@@ -125,7 +115,8 @@ class APPLE(Strategy, client="flwr_frl.clients.apple:APPLEClient", uses_mean="ne
         for reply in round.replies:
             model, i = dict(reply.arrays), reply.client
             weights = model.pop(keys.MODEL_WEIGHTS).tolist()
-            learned = dict(zip([i, *self._candidates[i]], weights, strict=False))
+            chosen = self.choose(i, [*self.examples], round.number)
+            learned = dict(zip([i, *chosen], weights, strict=False))
             self.models[i] = model
             self.relations[i] = {**self.relations.get(i, {}), **learned}
         return {**round.arrays, **self._mixture(shares(self.examples))}

@@ -7,10 +7,8 @@ import numpy as np
 
 from flwr_frl.common.messages import COINS, PROXIMAL_WEIGHT
 from flwr_frl.common.settings import setting
-from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.base import Arrays, Round, Strategy
 from flwr_frl.strategies.server.client_state_mean import AllClientsMean
-from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.round import Round
 
 
 # FedAvg (McMahan et al., AISTATS 2017)
@@ -239,10 +237,10 @@ class FFALoRA(
 ):
     """Average the matrices B and the heads; the matrices A never change."""
 
-    def aggregate(self, round: Round) -> Arrays | None:
+    def aggregate(self, round: Round) -> Arrays:
         """Return the mean, with the old A of clients of another app that train it."""
         frozen = {n: a for n, a in round.arrays.items() if "lora_A" in n}
-        return {**mean, **frozen} if (mean := round.mean()) else mean
+        return {**round.mean(), **frozen}
 
 
 # FedDPA (Yang et al., NeurIPS 2024)

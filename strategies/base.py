@@ -41,7 +41,6 @@ from flwr_frl.strategies.server.evaluation import TESTED, TESTED_IN, Evaluation
 from flwr_frl.strategies.server.privacy import ClientPrivacy, check_no_counters
 from flwr_frl.strategies.server.replies import (
     REPLY_ALLOWANCE,
-    Arrays,
     RunningMean,
     as_float16,
     is_finite,
@@ -50,13 +49,15 @@ from flwr_frl.strategies.server.replies import (
     size_of,
     to_record,
 )
+from flwr_frl.strategies.server.replies import Arrays as Arrays
 from flwr_frl.strategies.server.round import (
     EVALUATED,
     PERSONAL,
+    NoMeanError,
     Participation,
-    Reply,
-    Round,
 )
+from flwr_frl.strategies.server.round import Reply as Reply
+from flwr_frl.strategies.server.round import Round as Round
 from flwr_frl.strategies.server.traits import (
     Algorithm,
     StrategySettings,
@@ -216,7 +217,7 @@ class Strategy(Algorithm, uses_mean="only"):
         round : Round
             The round, with at least one valid reply.
         """
-        return round.mean()
+        return {**round.mean(), **round.kept}
 
     def weights(self, replies: list[Reply]) -> list[float]:
         """Return the weights of checked replies: 1, or numbers of examples.
@@ -561,7 +562,7 @@ class Strategy(Algorithm, uses_mean="only"):
         try:
             with np.errstate(over="ignore", invalid="ignore"):
                 result = self.aggregate(round)
-        except np.linalg.LinAlgError as error:
+        except (NoMeanError, np.linalg.LinAlgError) as error:
             why = str(error)
         if result is round.arrays:
             return round.record
@@ -576,6 +577,23 @@ class Strategy(Algorithm, uses_mean="only"):
             why = "the result is not finite"
         log(WARNING, "round %d: %s; the old arrays stay", round.number, why)
         return None
+
+    def _mean_of(self, replies: list[Reply], centre: Arrays) -> Arrays:
+        """Return the mean of some replies by the rule of ``aggregation``.
+
+        Parameters
+        ----------
+        replies : list of Reply
+            Some replies of a round.
+        centre : dict of str to ndarray
+            The arrays with which these clients began. The mean has their names. They
+            are returned if there are no replies, or if all weights are 0.
+        """
+        if not replies:
+            return centre
+        read = [reply.read() for reply in replies]
+        arrays: list[Arrays] = [{name: each[name] for name in centre} for each in read]
+        return self._apply_rule(self.weights(replies), arrays, centre) or centre
 
     def _apply_rule(
         self, weights: Sequence[float], replies: Sequence[Arrays], centre: rules.Sent
@@ -651,6 +669,17 @@ class Strategy(Algorithm, uses_mean="only"):
         differ = {n: v for n, v in FLOWERS.items() if getattr(settings, n) != v}
         text = ", ".join(f"{name}={value!r}" for name, value in differ.items())
         log(INFO, "\t└──> Flower's FedAvg would have: %s", text or "the same")
+
+
+def stored(key: str) -> Any:
+    """Return an attribute that is an entry of a strategy's ``state``, first a dict.
+
+    ``models: dict[str, Arrays] = stored("models")`` in the class declares it.
+    """
+    return property(
+        lambda strategy: strategy.state.setdefault(key, {}),
+        lambda strategy, value: strategy.state.update({key: value}),
+    )
 
 
 def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:

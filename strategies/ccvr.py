@@ -1,17 +1,14 @@
 """CCVR (Luo et al., NeurIPS 2021): fit the head to virtual features in the end."""
 
 import numpy as np
-import numpy.typing as npt
 
 from flwr_frl.common.messages import CALIBRATE
 from flwr_frl.common.settings import setting
-from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.base import Arrays, Reply, Round, Strategy
 from flwr_frl.strategies.fedgh import HEAD, trained_head
 from flwr_frl.strategies.fedproto import LARGEST_ENTRY, check_range
-from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.round import Reply, Round
+from flwr_frl.strategies.server.replies import Floats
 
-Matrix = npt.NDArray[np.float64]
 COUNTS, MEANS, COVARIANCES = (
     f"statistics.{name}" for name in ("counts", "means", "covariances")
 )
@@ -90,23 +87,25 @@ class CCVR(
         """Return the mean of the models; in the last round the calibrated model."""
         if round.expected is None:
             return round.mean()
-        counts, means, covariances = pooled([reply.read() for reply in round.replies])
+        stacked = (round.stack(name) for name in (COUNTS, MEANS, COVARIANCES))
+        counts, means, covariances = pooled(*(a.astype(np.float64) for a in stacked))
         if not counts.any():
             return None
         rng = np.random.default_rng([self.settings.seed, VIRTUAL, round.number])
         shares = counts / counts.sum() * len(counts)
         drawn = np.rint(self.ccvr_features * shares).astype(int)
-        x, y = list[Matrix](), np.repeat(np.arange(len(drawn)), drawn)
+        x, y = list[Floats](), np.repeat(np.arange(len(drawn)), drawn)
         for count, mean, covariance in zip(drawn, means, covariances, strict=True):
             normal = rng.standard_normal((count, len(mean)))
             x.append(mean + normal @ root(covariance))
-        head = np.column_stack([round.arrays[name] for name in HEAD]).astype(np.float64)
         how = self.ccvr_epochs, self.batch_size, self.ccvr_learning_rate
-        head = trained_head(head, np.concatenate(x), y, rng, *how)
-        return {**round.arrays, "head.weight": head[:, :-1], "head.bias": head[:, -1]}
+        head = trained_head(round.arrays, np.concatenate(x), y, rng, *how)
+        return {**round.arrays, **head}
 
 
-def pooled(replies: list[Arrays]) -> tuple[Matrix, Matrix, Matrix]:
+def pooled(
+    counts: Floats, means: Floats, covariances: Floats
+) -> tuple[Floats, Floats, Floats]:
     """Return number, mean and covariance of each class over all clients.
 
     The covariance is that of equation 4, written as the sum of the scatter within the
@@ -114,14 +113,9 @@ def pooled(replies: list[Arrays]) -> tuple[Matrix, Matrix, Matrix]:
 
     Parameters
     ----------
-    replies : list of dict
-        Arrays under `COUNTS`, `MEANS` and `COVARIANCES`, shapes (C,), (C, d) and
-        (C, d, d).
+    counts, means, covariances : ndarray, shapes (n, C), (n, C, d) and (n, C, d, d)
+        Those of n clients.
     """
-    counts, means, covariances = (
-        np.stack([reply[name] for reply in replies]).astype(np.float64)
-        for name in (COUNTS, MEANS, COVARIANCES)
-    )
     total = counts.sum(0)
     pooled_means = np.einsum("kc,kcd->cd", counts, means)
     pooled_means /= np.maximum(total, 1)[:, None]
@@ -132,7 +126,7 @@ def pooled(replies: list[Arrays]) -> tuple[Matrix, Matrix, Matrix]:
     return total, pooled_means, (within + between) / divisor
 
 
-def root(covariance: Matrix) -> Matrix:
+def root(covariance: Floats) -> Floats:
     """Return the symmetric square root; negative eigenvalues count as 0."""
     values, vectors = np.linalg.eigh(covariance)
     return np.asarray(vectors * np.sqrt(np.maximum(values, 0)) @ vectors.T)

@@ -1,18 +1,15 @@
 """CFL (Sattler et al., IEEE TNNLS 2021): split clusters whose clients disagree."""
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
+from scipy.cluster.hierarchy import cut_tree, linkage
 
 from flwr_frl.common.messages import BATCH_NORM
 from flwr_frl.common.settings import setting
-from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.base import Arrays, Reply, Round, Strategy, stored
 from flwr_frl.strategies.server.aggregation import inner_products
-from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.round import Reply, Round
+from flwr_frl.strategies.server.replies import Floats
 
-Matrix = npt.NDArray[np.float64]
 # The cluster of all clients. The two halves of a cluster have its name and 0 or 1.
 ROOT = "c"
 
@@ -60,18 +57,16 @@ class CFL(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
     cfl_eps2: float = setting(1.6, ge=0)
     cfl_gamma: float = setting(0.0, ge=0, le=1)
 
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        # Under this key `flwr_frl.predict` finds each client's model.
-        self.models: dict[str, Arrays] = self.state.setdefault("heads", {})
-        # Names of the clients' clusters, by client.
-        self.members: dict[str, str] = self.state.setdefault("members", {})
-        # Models of the clusters below the root, by name.
-        self.clusters: dict[str, Arrays] = self.state.setdefault("clusters", {})
-        # Models that clients trained in rounds of splits, by client and new cluster.
-        self.splits: dict[str, dict[str, Arrays]] = self.state.setdefault("splits", {})
-        # Largest norms in a round: ‖Δ‖ of the clusters, and ‖Δ_i‖ of the clients.
-        self._norms = {"mean-norm": 0.0, "max-norm": 0.0}
+    # Under this key `flwr_frl.predict` finds each client's model.
+    models: dict[str, Arrays] = stored("heads")
+    # Names of the clients' clusters, by client
+    members: dict[str, str] = stored("members")
+    # Models of the clusters below the root, by name
+    clusters: dict[str, Arrays] = stored("clusters")
+    # Models that clients trained in rounds of splits, by client and new cluster
+    splits: dict[str, dict[str, Arrays]] = stored("splits")
+    # Largest norms in a round: ‖Δ‖ of the clusters, and ‖Δ_i‖ of the clients
+    _norms: dict[str, float]
 
     def per_client(self, client: str) -> Arrays:
         """Return the model of the client's cluster; nothing for the root's."""
@@ -79,7 +74,7 @@ class CFL(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
 
     def aggregate(self, round: Round) -> Arrays:
         """Average or split each cluster; return the model of the root."""
-        self._norms = dict.fromkeys(self._norms, 0.0)
+        self._norms = {"mean-norm": 0.0, "max-norm": 0.0}
         root, groups = round.arrays, dict[str, list[Reply]]()
         for reply in round.replies:
             cluster = self.members.setdefault(reply.client, ROOT)
@@ -89,56 +84,43 @@ class CFL(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
             if f"{cluster}0" in self.clusters:
                 self._descend(cluster, theta, replies)
                 continue
-            mean = self._mean(replies, theta)
+            mean = self._mean_of(replies, theta)
             parts = self._parts(replies, theta, mean)
-            if parts is not None:
-                self._split(cluster, theta, replies, parts)
-            elif cluster == ROOT:
+            for part, members in enumerate(parts):
+                self._form(f"{cluster}{part}", theta, members)
+            if not parts and cluster == ROOT:
                 root = mean
-            else:
+            elif not parts:
                 self.clusters[cluster] = mean
         if self.clusters:
             for client, cluster in self.members.items():
                 self.models[client] = self.clusters.get(cluster, root)
         return root
 
-    def _mean(self, replies: list[Reply], theta: Arrays) -> Arrays:
-        """Return the mean of trained models; θ if all weights are 0."""
-        models = [reply.read() for reply in replies]
-        return self._apply_rule(self.weights(replies), models, theta) or theta
-
     def _parts(
         self, replies: list[Reply], theta: Arrays, mean: Arrays
-    ) -> npt.NDArray[np.int64] | None:
-        """Return 0 or 1 for each client of a cluster; None if it is not split."""
+    ) -> list[list[Reply]]:
+        """Return the replies of both parts of a cluster; [] if it is not split."""
         norms = [update_norm(reply.read(), theta) for reply in replies]
         of_mean, largest = update_norm(mean, theta), max(norms)
         self._norms["mean-norm"] = max(self._norms["mean-norm"], of_mean)
         self._norms["max-norm"] = max(self._norms["max-norm"], largest)
         stationary = of_mean < self.cfl_eps1 and largest > self.cfl_eps2
         if not stationary or len(replies) == 1:
-            return None
+            return []
         similarities = cosines([reply.read() for reply in replies], theta)
         parts = bipartition(similarities)
         across = similarities[np.ix_(parts == 0, parts == 1)].max()
-        distance = np.sqrt(max(1 - across, 0) / 2)
-        return parts if distance > self.cfl_gamma else None
+        if np.sqrt(max(1 - across, 0) / 2) <= self.cfl_gamma:
+            return []
+        return [[replies[i] for i in np.flatnonzero(parts == part)] for part in (0, 1)]
 
-    def _split(
-        self,
-        cluster: str,
-        theta: Arrays,
-        replies: list[Reply],
-        parts: npt.NDArray[np.int64],
-    ) -> None:
-        """Replace a cluster by two."""
-        for part in (0, 1):
-            name = f"{cluster}{part}"
-            mine = [r for r, p in zip(replies, parts, strict=True) if p == part]
-            self.clusters[name] = self._mean(mine, theta)
-            for reply in mine:
-                self.splits.setdefault(reply.client, {})[name] = dict(reply.arrays)
-                self.members[reply.client] = name
+    def _form(self, name: str, theta: Arrays, replies: list[Reply]) -> None:
+        """Form a cluster, one part of a split."""
+        self.clusters[name] = self._mean_of(replies, theta)
+        for reply in replies:
+            self.splits.setdefault(reply.client, {})[name] = dict(reply.arrays)
+            self.members[reply.client] = name
 
     def _descend(self, cluster: str, theta: Arrays, replies: list[Reply]) -> None:
         """Let clients join the part of a split with the update nearest to theirs."""
@@ -170,14 +152,14 @@ def update_norm(model: Arrays, theta: Arrays) -> float:
     return float(np.sqrt(inner_products([parameters(model)], parameters(theta))[0, 0]))
 
 
-def cosines(models: list[Arrays], theta: Arrays) -> Matrix:
+def cosines(models: list[Arrays], theta: Arrays) -> Floats:
     """Return the cosines of the models' updates, of shape (n, n); 0 without change."""
     products = inner_products([*map(parameters, models)], parameters(theta))
     norms = np.sqrt(np.maximum(products.diagonal(), np.finfo(float).tiny))
     return np.asarray(products / np.outer(norms, norms))
 
 
-def bipartition(similarities: Matrix) -> npt.NDArray[np.int64]:
+def bipartition(similarities: Floats) -> npt.NDArray[np.int64]:
     """Return the part, 0 or 1, of each client, so that both parts are far apart.
 
     The largest similarity of two clients in different parts is minimal: the most
@@ -188,14 +170,6 @@ def bipartition(similarities: Matrix) -> npt.NDArray[np.int64]:
     similarities : ndarray, shape (n, n)
         Symmetric, with n ≥ 2. The first client is in part 0.
     """
-    labels = np.arange(len(similarities))
-    rows, columns = np.triu_indices(len(labels), 1)
-    left = len(labels)
-    for pair in np.argsort(-similarities[rows, columns], kind="stable"):
-        one, other = labels[rows[pair]], labels[columns[pair]]
-        if left == 2:
-            break
-        if one != other:
-            labels[labels == other] = one
-            left -= 1
+    distances = np.maximum(1 - similarities[np.triu_indices(len(similarities), 1)], 0)
+    labels = cut_tree(linkage(distances, "single"), 2)[:, 0]
     return np.asarray(labels != labels[0], np.int64)

@@ -1,8 +1,8 @@
 """FD (Jeong et al., 2018): federated distillation."""
 
 from flwr_frl.common.messages import PROTOTYPES
+from flwr_frl.strategies.base import Reply
 from flwr_frl.strategies.fedproto import FedProto, check_range
-from flwr_frl.strategies.server.round import Reply
 
 
 class FD(FedProto, client="flwr_frl.clients.fd:FDClient"):

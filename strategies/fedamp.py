@@ -1,17 +1,13 @@
 """FedAMP (Huang et al., AAAI 2021): federated attentive message passing."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from flwr_frl.common.settings import setting
-from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.base import Arrays, Round, Strategy, stored
 from flwr_frl.strategies.server.aggregation import inner_products
-from flwr_frl.strategies.server.replies import Arrays, mean
-from flwr_frl.strategies.server.round import Round
-
-Matrix = npt.NDArray[np.float64]
+from flwr_frl.strategies.server.replies import Floats, mean
 
 
 class FedAMP(Strategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
@@ -66,14 +62,12 @@ class FedAMP(Strategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
     fedamp_scale: float = setting(25.0, ge=0)
     fedamp_self_weight: float = setting(0.1, ge=0, le=1)
 
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        # Under this key `flwr_frl.predict` finds each client's model.
-        self.models: dict[str, Arrays] = self.state.setdefault("heads", {})
-        # w⁰.
-        self.start_model: Arrays = self.state.setdefault("start", {})
-        # u_i of the round's clients, by name.
-        self._near: dict[str, Arrays] = {}
+    # Under this key `flwr_frl.predict` finds each client's model.
+    models: dict[str, Arrays] = stored("heads")
+    # w⁰
+    start_model: Arrays = stored("start")
+    # u_i of the round's clients that have trained
+    _near: dict[str, Arrays]
 
     def begin(self, round: Round) -> None:
         """Compute the u_i of the clients that have trained."""
@@ -83,7 +77,7 @@ class FedAMP(Strategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
 
     def per_client(self, client: str) -> Arrays:
         """Return u_i; nothing for a client that has not trained."""
-        return self._near.get(client, {})
+        return self._near[client] if client in self.models else {}
 
     def for_evaluation(self, client: str) -> Arrays:
         """Return w_i; nothing for a client that has not trained."""
@@ -98,12 +92,10 @@ class FedAMP(Strategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
         sent = {}
         for client in self.models.keys() & clients:
             weights = self.attention(products, names.index(client))
-            combined = mean(zip(weights.tolist(), models, strict=True))
-            assert combined is not None
-            sent[client] = combined
+            sent[client] = mean(zip(weights.tolist(), models, strict=True)) or {}
         return sent
 
-    def attention(self, products: Matrix, i: int) -> Matrix:
+    def attention(self, products: Floats, i: int) -> Floats:
         """Return ξ_i1 … ξ_im, which sum to 1.
 
         Parameters
@@ -115,7 +107,7 @@ class FedAMP(Strategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
         """
         squares = products.diagonal()
         others = np.arange(len(products)) != i
-        weights: Matrix
+        weights: Floats
         if self.fedamp_attention == "cosine":
             lengths = np.sqrt(np.maximum(squares[i] * squares, np.finfo(float).tiny))
             scores = np.exp(self.fedamp_scale * (products[i] / lengths - 1)) * others
@@ -128,10 +120,9 @@ class FedAMP(Strategy, client="flwr_frl.clients.fedamp:FedAMPClient"):
         weights[i] = max(0.0, 1 - weights.sum())
         return weights
 
-    def aggregate(self, round: Round) -> Arrays | None:
+    def aggregate(self, round: Round) -> Arrays:
         """Keep the clients' models, and return their mean."""
         combined = round.mean()
-        if combined is not None:
-            for reply in round.replies:
-                self.models[reply.client] = dict(reply.arrays)
+        for reply in round.replies:
+            self.models[reply.client] = dict(reply.arrays)
         return combined

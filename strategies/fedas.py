@@ -1,9 +1,7 @@
 """FedAS (Yang et al., CVPR 2024)."""
 
 from flwr_frl.common.messages import FISHER_TRACE
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import InvalidReplyError
-from flwr_frl.strategies.server.round import Reply
+from flwr_frl.strategies.base import Reply, Strategy
 
 
 class FedAS(Strategy, client="flwr_frl.clients.fedas:FedASClient"):
@@ -19,8 +17,7 @@ class FedAS(Strategy, client="flwr_frl.clients.fedas:FedASClient"):
 
     def check_reply(self, reply: Reply) -> None:
         """Reject replies without a trace, or with one below 0."""
-        if reply.metric(FISHER_TRACE) < 0:
-            raise InvalidReplyError(f"has {FISHER_TRACE!r} below 0")
+        reply.metric(FISHER_TRACE, least=0)
 
     def weights(self, replies: list[Reply]) -> list[float]:
         """Return the traces of checked replies, times their plain weights."""

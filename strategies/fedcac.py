@@ -1,15 +1,12 @@
 """FedCAC (Wu et al., ICCV 2023): critical parameters are shared by similar clients."""
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 from flwr_frl.common.messages import CRITICAL
 from flwr_frl.common.settings import setting
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import Arrays, mean
-from flwr_frl.strategies.server.round import Round
+from flwr_frl.strategies.base import Arrays, Round, Strategy, stored
+from flwr_frl.strategies.server.replies import mean
 
 Bytes = npt.NDArray[np.uint8]
 # Number of ones in each byte.
@@ -45,11 +42,9 @@ class FedCAC(Strategy, client="flwr_frl.clients.fedcac:FedCACClient"):
 
     fedcac_beta: int = setting(100, ge=1)
 
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        # Under this key `flwr_frl.predict` finds each client's model.
-        self.models: dict[str, Arrays] = self.state.setdefault("heads", {})
-        self.masks: dict[str, Bytes] = self.state.setdefault("masks", {})
+    # Under this key `flwr_frl.predict` finds each client's model.
+    models: dict[str, Arrays] = stored("heads")
+    masks: dict[str, Bytes] = stored("masks")
 
     def begin(self, round: Round) -> None:
         """Expect a mask with each model."""
@@ -60,11 +55,9 @@ class FedCAC(Strategy, client="flwr_frl.clients.fedcac:FedCACClient"):
         """Return the combined model; nothing for a client that has not trained."""
         return self.models.get(client, {})
 
-    def aggregate(self, round: Round) -> Arrays | None:
+    def aggregate(self, round: Round) -> Arrays:
         """Return θ; combine it with c_i for each client that has trained."""
         shared = round.mean()
-        if shared is None:
-            return None
         del shared[CRITICAL]
         models = [dict(reply.arrays) for reply in round.replies]
         masks = np.stack([np.asarray(model.pop(CRITICAL)) for model in models])

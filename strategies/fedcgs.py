@@ -3,14 +3,11 @@
 from typing import ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from flwr_frl.common.settings import setting
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.round import Round
+from flwr_frl.strategies.base import Arrays, Round, Strategy
+from flwr_frl.strategies.server.replies import Floats
 
-Matrix = npt.NDArray[np.float64]
 WEIGHT, BIAS, PRIOR = "head.weight", "head.bias", "prior.log"
 COUNTS, SUMS, MOMENTS = (f"statistics.{n}" for n in ("counts", "sums", "moments"))
 # Added to the bias of a class that no client has.
@@ -56,15 +53,14 @@ class Fed3R(
     def aggregate(self, round: Round) -> Arrays | None:
         """Return the model with the head of the pooled statistics."""
         mean = round.mean()
-        if mean is None or not mean[COUNTS].any():
+        if not mean[COUNTS].any():
             return None
         # The sums over all examples
         clients = len(round.replies)
         sums = (clients * mean[n].astype(np.float64) for n in (COUNTS, SUMS, MOMENTS))
-        head = self.head(*sums)
-        return round.arrays | {n: a.astype(np.float32) for n, a in head.items()}
+        return {**round.arrays, **self.head(*sums)}
 
-    def head(self, counts: Matrix, sums: Matrix, moments: Matrix) -> dict[str, Matrix]:
+    def head(self, counts: Floats, sums: Floats, moments: Floats) -> dict[str, Floats]:
         """Return the arrays of the head.
 
         Parameters
@@ -77,11 +73,9 @@ class Fed3R(
         weights = np.column_stack([sums, counts]) @ np.linalg.pinv(gram, hermitian=True)
         return {WEIGHT: weights[:, :-1], BIAS: weights[:, -1]}
 
-    def _with_ridge(self, square: Matrix) -> Matrix:
-        diagonal: Matrix = (
-            self.ridge * np.trace(square) / len(square) * np.eye(len(square))
-        )
-        return square + diagonal
+    def _with_ridge(self, square: Floats) -> Floats:
+        scale = self.ridge * np.trace(square) / len(square)
+        return np.asarray(square + scale * np.eye(len(square)))
 
 
 class FedCGS(Fed3R, client="flwr_frl.clients.fedcgs:FedCGSClient"):
@@ -94,7 +88,7 @@ class FedCGS(Fed3R, client="flwr_frl.clients.fedcgs:FedCGSClient"):
 
     computed = (WEIGHT, BIAS, PRIOR)
 
-    def head(self, counts: Matrix, sums: Matrix, moments: Matrix) -> dict[str, Matrix]:
+    def head(self, counts: Floats, sums: Floats, moments: Floats) -> dict[str, Floats]:
         """Return the head, and log π_c."""
         n = counts.sum()
         means = sums / np.maximum(counts, 1)[:, None]

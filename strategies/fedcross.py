@@ -5,10 +5,9 @@ from typing import Any, Literal
 import numpy as np
 
 from flwr_frl.common.settings import setting
-from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.base import Arrays, Round, Strategy, stored
 from flwr_frl.strategies.server.aggregation import inner_products
-from flwr_frl.strategies.server.replies import Arrays, mean
-from flwr_frl.strategies.server.round import Round
+from flwr_frl.strategies.server.replies import mean
 
 # Distinguishes the assignments of models from other draws of the same seed.
 ORDER = 0xC405
@@ -48,9 +47,10 @@ class FedCross(
     fedcross_alpha: float = setting(0.99, ge=0.5, lt=1)
     fedcross_partner: Literal["lowest", "highest", "in-order"] = setting("lowest")
 
+    models: dict[str, Arrays] = stored("models")
+
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)
-        self.models: dict[str, Arrays] = self.state.setdefault("models", {})
         # Middleware model of each client that is asked, by name.
         self._assigned: dict[str, str] = {}
 
@@ -91,10 +91,8 @@ class FedCross(
     def partners(self, models: list[Arrays], turn: int) -> list[int]:
         """Return the position of each model's partner; a single one is its own."""
         count = len(models)
-        if count == 1:
-            return [0]
         if self.fedcross_partner == "in-order":
-            return [(k + 1 + turn % (count - 1)) % count for k in range(count)]
+            return [(k + 1 + turn % max(count - 1, 1)) % count for k in range(count)]
         zeros = {name: np.zeros_like(array) for name, array in models[0].items()}
         products = inner_products(models, zeros)
         lengths = np.sqrt(np.maximum(products.diagonal(), np.finfo(float).tiny))

@@ -6,12 +6,9 @@ import numpy as np
 
 from flwr_frl.common.messages import PROXIMAL_WEIGHT
 from flwr_frl.common.settings import setting
+from flwr_frl.strategies.base import Arrays, Round, stored
 from flwr_frl.strategies.server.client_state_mean import ClientStateMean
-from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.round import Round
-
-# Key of the strategy's state.
-GRADIENTS = "gradients"
+from flwr_frl.strategies.server.replies import Floats
 
 
 class FedDyn(ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient"):
@@ -39,10 +36,8 @@ class FedDyn(ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient"):
     """
 
     feddyn_alpha: float = setting(0.01, gt=0)
-
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        self.state[GRADIENTS] = {}
+    # Σ_k λ_k
+    gradients: dict[str, Floats] = stored("gradients")
 
     def begin(self, round: Round) -> None:
         """Send α."""
@@ -52,12 +47,11 @@ class FedDyn(ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient"):
         self, round: Round, changes: Arrays, lost: bool
     ) -> tuple[Arrays, dict[str, Any]]:
         """Move h by the clients' changes θ_k − θ, and θ by their mean and h."""
-        m, before = len(self.state["seen"]), self.state[GRADIENTS]
-        totals, new = {}, {}
+        m, totals, new = len(self.state["seen"]), dict[str, Floats](), Arrays()
         for name, change in changes.items():
             old, moved = round.arrays[name], change.astype(np.float64)
-            total = before.get(name, np.zeros(old.shape))
+            total = self.gradients.get(name, np.zeros(old.shape))
             total = total - self.feddyn_alpha * len(round.replies) * moved
             totals[name] = np.zeros(old.shape) if lost else total
             new[name] = old + moved - totals[name] / m / self.feddyn_alpha
-        return new, {GRADIENTS: totals}
+        return new, {"gradients": totals}

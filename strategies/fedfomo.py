@@ -1,14 +1,10 @@
 """FedFomo (Zhang et al., ICLR 2021): clients weigh the models of others."""
 
-from typing import Any
-
 import numpy as np
 
 from flwr_frl.common.messages import CANDIDATES, MODEL_WEIGHTS
 from flwr_frl.common.settings import setting
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.round import Round
+from flwr_frl.strategies.base import Arrays, Round, Strategy, stored
 
 # Distinguishes the draws of candidates from others of the same seed.
 CHOICE = 0xF030
@@ -53,17 +49,12 @@ class FedFomo(
     fomo_epsilon: float = setting(0.3, ge=0, le=1)
     fomo_epsilon_decay: float = setting(0.05, ge=0, le=1)
 
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        self.models: dict[str, Arrays] = self.state.setdefault("models", {})
-        self.affinity: dict[str, dict[str, float]]
-        self.affinity = self.state.setdefault("affinity", {})
-        # Clients whose models the current messages hold, in order, by recipient.
-        self._candidates: dict[str, list[str]] = {}
+    models: dict[str, Arrays] = stored("models")
+    # p_ij by client and other client
+    affinity: dict[str, dict[str, float]] = stored("affinity")
 
     def begin(self, round: Round) -> None:
         """Expect one model, and the weights."""
-        self._candidates = {}
         round.expected = {
             name.removeprefix(CANDIDATES): np.zeros(array.shape[1:], array.dtype)
             for name, array in round.arrays.items()
@@ -73,7 +64,6 @@ class FedFomo(
     def per_client(self, client: str) -> Arrays:
         """Return the models for a client, stacked."""
         chosen = self.choose(client, self._run.round.number)
-        self._candidates[client] = chosen
         models = [self.models[other] for other in chosen]
         names = models[0] if models else ()
         return {CANDIDATES + n: np.stack([m[n] for m in models]) for n in names}
@@ -100,13 +90,14 @@ class FedFomo(
 
     def aggregate(self, round: Round) -> Arrays:
         """Keep the models, and add the weights to the affinities."""
+        models = {}
         for reply in round.replies:
-            model = dict(reply.arrays)
+            models[reply.client] = model = dict(reply.arrays)
             weights = model.pop(MODEL_WEIGHTS).tolist()
-            self.models[reply.client] = model
             affinity = dict(self.affinity.get(reply.client, {}))
-            candidates = self._candidates[reply.client]
-            for other, weight in zip(candidates, weights, strict=False):
+            chosen = self.choose(reply.client, round.number)
+            for other, weight in zip(chosen, weights, strict=False):
                 affinity[other] = affinity.get(other, 0.0) + weight
             self.affinity[reply.client] = affinity
+        self.models |= models
         return round.arrays

@@ -5,13 +5,12 @@ import numpy.typing as npt
 
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.common.settings import setting
+from flwr_frl.strategies.base import Arrays, Round
 from flwr_frl.strategies.fedproto import FedProto
-from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.round import Round
+from flwr_frl.strategies.server.replies import Floats
 
 # Distinguishes the draws of batches from others of the same seed.
 BATCHES = 0x6A4E
-Matrix = npt.NDArray[np.float64]
 HEAD = "head.weight", "head.bias"
 
 
@@ -47,48 +46,46 @@ class FedGH(FedProto, client="flwr_frl.clients.fedgh:FedGHClient", uses_mean="ne
 
     def aggregate(self, round: Round) -> Arrays:
         """Return the head after training."""
-        known = [self.counts(reply) > 0 for reply in round.replies]
-        means = [reply.read()[PROTOTYPES] for reply in round.replies]
-        x = np.concatenate([m[k] for m, k in zip(means, known, strict=True)])
-        y = np.concatenate([np.flatnonzero(k) for k in known])
-        head = np.column_stack([round.arrays[name] for name in HEAD]).astype(np.float64)
+        known = round.stack(PROTOTYPE_COUNTS) > 0
+        x, y = round.stack(PROTOTYPES)[known], known.nonzero()[1]
         rng = np.random.default_rng([self.settings.seed, BATCHES, round.number])
         how = rng, self.fedgh_epochs, self.batch_size, self.fedgh_learning_rate
-        head = trained_head(head, x, y, *how)
-        parts = zip(HEAD, (head[:, :-1], head[:, -1]), strict=True)
-        return {name: part.astype(round.arrays[name].dtype) for name, part in parts}
+        return trained_head(round.arrays, x, y, *how)
 
 
 def trained_head(
-    head: Matrix,
-    x: Matrix,
+    arrays: Arrays,
+    x: Floats,
     y: npt.NDArray[np.int64],
     rng: np.random.Generator,
     epochs: int,
     batch_size: int,
     learning_rate: float,
-) -> Matrix:
-    """Return a linear head after SGD on the cross-entropy of shuffled features.
+) -> Arrays:
+    """Return the arrays of a linear head after SGD on the cross-entropy of features.
 
     Parameters
     ----------
-    head, x, y
+    arrays : dict of str to ndarray
+        Arrays of a model, with those of the head.
+    x, y
         As of `gradient`.
     rng : numpy.random.Generator
         Shuffles the features in each epoch.
     epochs, batch_size, learning_rate
         Passes over the features, features per step, and step size.
     """
-    head = head.copy()
+    head = np.column_stack([arrays[name] for name in HEAD]).astype(np.float64)
     for _ in range(epochs):
         order = rng.permutation(len(y))
         for start in range(0, len(y), batch_size):
             rows = order[start : start + batch_size]
             head -= learning_rate * gradient(head, x[rows], y[rows])
-    return head
+    parts = zip(HEAD, (head[:, :-1], head[:, -1]), strict=True)
+    return {name: part.astype(arrays[name].dtype) for name, part in parts}
 
 
-def gradient(head: Matrix, x: Matrix, y: npt.NDArray[np.int64]) -> Matrix:
+def gradient(head: Floats, x: Floats, y: npt.NDArray[np.int64]) -> Floats:
     """Return the gradient of the mean cross-entropy of a linear head.
 
     Parameters

@@ -5,9 +5,7 @@ import numpy as np
 from flwr_frl.common.low_rank import low_rank
 from flwr_frl.common.messages import ENERGY
 from flwr_frl.common.settings import setting
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import Arrays, rounded_to
-from flwr_frl.strategies.server.round import Round
+from flwr_frl.strategies.base import Arrays, Round, Strategy
 
 
 class FedKD(
@@ -48,14 +46,10 @@ class FedKD(
         share = min(1.0, (number - 1) / max(1, rounds - 1))
         return start + share * (self.fedkd_energy_end - start)
 
-    def aggregate(self, round: Round) -> Arrays | None:
+    def aggregate(self, round: Round) -> Arrays:
         """Add the mean change, of lower rank, to the mentee."""
-        changes = round.mean()
-        if changes is None:
-            return None
-        energy, new = self.energy(round.number), {}
-        for name, change in changes.items():
-            old = round.arrays[name]
-            moved = old + np.asarray(low_rank(change, energy), np.float64)
-            new[name] = rounded_to(old.dtype, moved)
-        return new
+        energy, changes = self.energy(round.number), round.mean()
+        return {
+            name: old + low_rank(changes[name], energy).astype(np.float64)
+            for name, old in round.arrays.items()
+        }

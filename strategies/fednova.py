@@ -4,9 +4,7 @@ import numpy as np
 
 from flwr_frl.common.arrays import is_parameter
 from flwr_frl.common.messages import GRADIENT_WEIGHT
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError, rounded_to
-from flwr_frl.strategies.server.round import Reply, Round
+from flwr_frl.strategies.base import Arrays, Reply, Round, Strategy
 
 
 class FedNova(Strategy, client="flwr_frl.clients.fednova:FedNovaClient"):
@@ -26,8 +24,7 @@ class FedNova(Strategy, client="flwr_frl.clients.fednova:FedNovaClient"):
 
     def check_reply(self, reply: Reply) -> None:
         """Reject replies without a_i, or with one below 1."""
-        if reply.metric(GRADIENT_WEIGHT) < 1:
-            raise InvalidReplyError(f"has {GRADIENT_WEIGHT!r} below 1")
+        reply.metric(GRADIENT_WEIGHT, least=1)
 
     def weights(self, replies: list[Reply]) -> list[float]:
         """Return p_i / a_i, up to a factor."""
@@ -35,15 +32,13 @@ class FedNova(Strategy, client="flwr_frl.clients.fednova:FedNovaClient"):
         steps = [reply.metrics[GRADIENT_WEIGHT] for reply in replies]
         return [weight / a for weight, a in zip(plain, steps, strict=True)]
 
-    def aggregate(self, round: Round) -> Arrays | None:
+    def aggregate(self, round: Round) -> Arrays:
         """Scale the change of the mean by Σ p_i a_i Σ p_i / a_i."""
         mean, before = round.mean(), round.centre()
-        if mean is None:
-            return None
         plain = np.array(super().weights(round.replies))
         steps = np.array([reply.metrics[GRADIENT_WEIGHT] for reply in round.replies])
         scale = (plain @ steps) * (plain @ (1 / steps)) / plain.sum() ** 2
         for name in filter(lambda name: is_parameter(name, mean[name]), mean):
             change = np.subtract(mean[name], before[name], dtype=np.float64)
-            mean[name] = rounded_to(mean[name].dtype, mean[name] + (scale - 1) * change)
+            mean[name] = mean[name] + (scale - 1) * change
         return mean

@@ -3,16 +3,14 @@
 import math
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import nnls
 
 from flwr_frl.common.messages import PROTOTYPES
+from flwr_frl.strategies.base import Arrays, Reply, Round
 from flwr_frl.strategies.fedproto import LARGEST_ENTRY, FedProto, check_range
 from flwr_frl.strategies.flute import TrainedHeads
-from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.round import Reply, Round
+from flwr_frl.strategies.server.replies import Floats
 
-Matrix = npt.NDArray[np.float64]
 # Arrays that clients send besides the model and the prototypes.
 CLASS_FEATURES, VARIANCE = "statistics.features", "statistics.variance"
 
@@ -52,30 +50,20 @@ class FedPAC(TrainedHeads, FedProto, client="flwr_frl.clients.fedpac:FedPACClien
 
     def aggregate(self, round: Round) -> Arrays:
         """Return the mean representation and the centroids; combine the heads."""
-        centroids, replies = super().aggregate(round), round.replies
-        decoded = [representation_of(reply.read()) for reply in replies]
-        centre = representation_of(round.centre())
-        mean = self._apply_rule(self.weights(replies), decoded, centre) or centre
-        weights = combination_weights(
-            np.stack([r.read()[CLASS_FEATURES] for r in replies]).astype(np.float64),
-            np.array([r.read()[VARIANCE] for r in replies], np.float64),
-        )
-        heads = self.initial_head
-        stacked = {n: np.stack([r.read()[n] for r in replies]) for n in heads}
-        combined: list[Arrays] = [
-            {n: np.tensordot(row, a, 1).astype(a.dtype) for n, a in stacked.items()}
-            for row in weights
-        ]
-        self.save_heads([reply.client for reply in replies], combined)
-        return {**mean, **centroids}
+        centroids, sent = super().aggregate(round), round.centre().items()
+        before = {n: a for n, a in sent if n.startswith("representation.")}
+        statistics = round.stack(CLASS_FEATURES), round.stack(VARIANCE)
+        weights = combination_weights(*(s.astype(np.float64) for s in statistics))
+        heads = {}
+        for name in self.initial_head:
+            former = round.stack(name)
+            combined = [np.tensordot(row, former, 1) for row in weights]
+            heads[name] = np.stack(combined).astype(former.dtype)
+        self.save_heads(round, heads)
+        return {**self._mean_of(round.replies, before), **centroids}
 
 
-def representation_of(arrays: Arrays) -> Arrays:
-    """Return the arrays of the representation."""
-    return {n: a for n, a in arrays.items() if n.startswith("representation.")}
-
-
-def combination_weights(features: Matrix, variances: Matrix) -> Matrix:
+def combination_weights(features: Floats, variances: Floats) -> Floats:
     """Return the weights α of all clients' heads for each client.
 
     Parameters

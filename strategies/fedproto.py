@@ -3,12 +3,10 @@
 import math
 
 import numpy as np
-import numpy.typing as npt
 
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError
-from flwr_frl.strategies.server.round import Reply, Round
+from flwr_frl.strategies.base import Arrays, Reply, Round, Strategy
+from flwr_frl.strategies.server.replies import InvalidReplyError
 
 # Upper bound of features; the square of 1e30 is infinite in float32.
 LARGEST_ENTRY = 1e6
@@ -39,10 +37,6 @@ class FedProto(Strategy, client="flwr_frl.clients.fedproto:FedProtoClient"):
         check_range(reply, PROTOTYPE_COUNTS, 0, math.inf)
         check_range(reply, PROTOTYPES, -LARGEST_ENTRY, LARGEST_ENTRY)
 
-    def counts(self, reply: Reply) -> npt.NDArray[np.float64]:
-        """Return the number of examples of each class that a client reports."""
-        return reply.read()[PROTOTYPE_COUNTS].astype(np.float64)
-
     def aggregate(self, round: Round) -> Arrays:
         """Return the prototypes, and the number of clients that each averages.
 
@@ -51,8 +45,8 @@ class FedProto(Strategy, client="flwr_frl.clients.fedproto:FedProtoClient"):
         """
         before, replies = round.centre(), round.replies
         means, counts = before[PROTOTYPES].copy(), before[PROTOTYPE_COUNTS].copy()
-        prototypes = [reply.read()[PROTOTYPES] for reply in replies]
-        reported, weights = list(map(self.counts, replies)), self.weights(replies)
+        prototypes, weights = round.stack(PROTOTYPES), self.weights(replies)
+        reported = round.stack(PROTOTYPE_COUNTS).astype(np.float64)
         for j in range(len(means)):
             have = [i for i in range(len(replies)) if reported[i][j] > 0]
             shares = [weights[i] for i in have]

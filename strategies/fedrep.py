@@ -10,9 +10,8 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common.messages import NUM_EXAMPLES, STATISTICS
 from flwr_frl.common.settings import setting
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import Arrays, to_record
-from flwr_frl.strategies.server.round import Round
+from flwr_frl.strategies.base import Arrays, Round, Strategy
+from flwr_frl.strategies.server.replies import to_record
 
 REPRESENTATION_WEIGHT = "representation.weight"
 
@@ -128,10 +127,10 @@ class FedRepLinear(
         vectors = np.linalg.eigh(moment).eigenvectors[:, ::-1]
         return to_record({REPRESENTATION_WEIGHT: vectors[:, : self.rank].T})
 
-    def aggregate(self, round: Round) -> Arrays | None:
+    def aggregate(self, round: Round) -> Arrays:
         """Return the mean of the B_i, orthonormalised with ``orthonormalize``."""
         arrays = round.mean()
-        if arrays is None or not self.orthonormalize:
+        if not self.orthonormalize:
             return arrays
         weight: npt.NDArray[Any] = arrays[REPRESENTATION_WEIGHT]
         q, r = np.linalg.qr(weight.T)

@@ -10,13 +10,8 @@ from torch.nn.functional import cross_entropy, one_hot
 
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.common.settings import setting
+from flwr_frl.strategies.base import Arrays, Round, stored
 from flwr_frl.strategies.fedproto import FedProto
-from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.round import Round
-
-Floats = npt.NDArray[np.float32]
-# Key of the generator's parameters in the strategy's state.
-GENERATOR = "generator"
 
 
 class FedTGP(FedProto, uses_mean="never"):
@@ -51,10 +46,8 @@ class FedTGP(FedProto, uses_mean="never"):
     fedtgp_epochs: int = setting(100, ge=1)
     fedtgp_threshold: float = setting(100.0, ge=0)
     batch_size: int = setting(10, ge=1)
-
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        self.state[GENERATOR] = {}
+    # The generator's parameters
+    trained: Arrays = stored("generator")
 
     def generator(self, classes: int, width: int) -> nn.Sequential:
         """Return e and F as one model, which maps a class to its prototype."""
@@ -63,14 +56,13 @@ class FedTGP(FedProto, uses_mean="never"):
             first, last = (nn.Linear(width, width) for _ in range(2))
             embedding = nn.Embedding(classes, width)
         model = nn.Sequential(embedding, first, nn.ReLU(), last)
-        if saved := self.state[GENERATOR]:
+        if saved := self.trained:
             model.load_state_dict({n: torch.tensor(a) for n, a in saved.items()})
         return model
 
     def aggregate(self, round: Round) -> Arrays:
         """Train the generator; return its prototypes, and the numbers of clients."""
-        known = np.stack([self.counts(reply) > 0 for reply in round.replies])
-        means = np.stack([reply.read()[PROTOTYPES] for reply in round.replies])
+        known, means = round.stack(PROTOTYPE_COUNTS) > 0, round.stack(PROTOTYPES)
         before = round.centre()
         if not known.any():
             return before
@@ -88,13 +80,12 @@ class FedTGP(FedProto, uses_mean="never"):
                 for parameter, gradient in zip(parameters, gradients, strict=True):
                     parameter.data.sub_(gradient, alpha=self.fedtgp_learning_rate)
         with torch.no_grad():
-            trained = model(every).numpy()
-        if not np.isfinite(trained).all():
+            global_prototypes = model(every).numpy()
+        if not np.isfinite(global_prototypes).all():
             return before
-        state = model.state_dict()
-        self.state[GENERATOR] = {name: value.numpy() for name, value in state.items()}
+        self.trained = {n: value.numpy() for n, value in model.state_dict().items()}
         counts = np.where(known.any(0), known.sum(0), before[PROTOTYPE_COUNTS])
-        return {PROTOTYPES: trained, PROTOTYPE_COUNTS: counts}
+        return {PROTOTYPES: global_prototypes, PROTOTYPE_COUNTS: counts}
 
 
 def contrast(p: Tensor, y: Tensor, every: Tensor, margin: float) -> Tensor:

@@ -3,9 +3,8 @@
 import numpy as np
 
 from flwr_frl.common.low_rank import Adapter
+from flwr_frl.strategies.base import Arrays, Round
 from flwr_frl.strategies.server.ranks import RankStrategy
-from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.round import Round
 
 
 class FlexLoRA(RankStrategy, client="flwr_frl.clients.flexlora:FlexLoRAClient"):

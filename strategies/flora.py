@@ -5,9 +5,8 @@ Both add matrices to the frozen weights, so that the average of products is exac
 
 from flwr_frl.common.low_rank import Adapter, adapters_in
 from flwr_frl.common.messages import MERGED
+from flwr_frl.strategies.base import Arrays, Round
 from flwr_frl.strategies.server.ranks import RankStrategy, matrices
-from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.round import Round
 
 
 class FedExLoRA(RankStrategy, client="flwr_frl.clients.flora:FedExLoRAClient"):
@@ -25,9 +24,7 @@ class FedExLoRA(RankStrategy, client="flwr_frl.clients.flora:FedExLoRAClient"):
     def begin(self, round: Round) -> None:
         """Expect all arrays but the sums of residuals."""
         super().begin(round)
-        round.need(*(MERGED + each.layer for each in adapters_in(round.arrays)))
-        arrays = round.arrays.items()
-        round.expected = {n: a for n, a in arrays if not n.startswith(MERGED)}
+        round.keep(*(MERGED + each.layer for each in adapters_in(round.arrays)))
 
     def combined(self, round: Round, mean: Arrays, adapter: Adapter) -> Arrays:
         """Add the residual."""

@@ -5,6 +5,7 @@ the clients' true models, averaging locally optimal representations is not globa
 optimal; therefore the server also updates the heads, all of them together.
 """
 
+from collections.abc import Mapping
 from logging import WARNING
 from typing import Any
 
@@ -17,13 +18,11 @@ from flwr.serverapp import Grid
 from flwr_frl.common.messages import NUM_EXAMPLES
 from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.common.text import one_line
-from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.base import Arrays, Round, Strategy, stored
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT, gaussian_start
 from flwr_frl.strategies.server.clients import ClientInfo
-from flwr_frl.strategies.server.replies import Arrays, is_finite, to_record
-from flwr_frl.strategies.server.round import Round
+from flwr_frl.strategies.server.replies import Floats, is_finite, to_record
 
-Matrix = npt.NDArray[np.float64]
 HEAD_WEIGHT = "head.weight"
 
 
@@ -35,18 +34,20 @@ class HeadsOnServer(Strategy):
     4 k m + 4 m bytes of float32 for k features and m classes.
     """
 
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        self.heads: dict[str, Arrays] = self.state.setdefault("heads", {})
-        self.initial_head: Arrays = self.state.setdefault("initial", {})
+    heads: dict[str, Arrays] = stored("heads")
+    initial_head: Arrays = stored("initial")
 
-    def save_heads(self, names: list[str], heads: list[Arrays]) -> None:
-        """Store the clients' new heads; a head that is not finite is dropped."""
-        for name, head in zip(names, heads, strict=True):
+    def save_heads(self, round: Round, stacked: Mapping[str, npt.NDArray[Any]]) -> None:
+        """Store new heads of the round's clients; one that is not finite is dropped.
+
+        ``stacked`` has the arrays of all heads, in the order of the replies.
+        """
+        for i, reply in enumerate(round.replies):
+            head = {name: array[i].copy() for name, array in stacked.items()}
             if is_finite(head):
-                self.heads[name] = head
+                self.heads[reply.client] = head
             else:
-                label = self._run.clients.label(name)
+                label = self._run.clients.label(reply.client)
                 log(WARNING, "the step on client %s's head is not finite", label)
 
 
@@ -69,8 +70,7 @@ class TrainedHeads(HeadsOnServer):
         if HEAD_WEIGHT not in names:
             line = "needs a head that is one linear layer; this one has"
             raise SettingsError(f"{type(self).__name__} {line} {names}")
-        self.initial_head.clear()
-        self.initial_head.update({name: whole[name].numpy() for name in names})
+        self.initial_head = {name: whole[name].numpy() for name in names}
         return ArrayRecord({n: a for n, a in whole.items() if n not in names})
 
     def per_client(self, client: str) -> Arrays:
@@ -119,21 +119,13 @@ class FLUTE(
             "each class of the head, with a 1: 'classes' in the record 'properties'"
         )
 
-    def aggregate(self, round: Round) -> Arrays | None:
+    def aggregate(self, round: Round) -> Arrays:
         """Average the representations and make one step on the returned heads."""
         arrays = round.mean()
-        if arrays is None:
-            return None
-        names = [reply.client for reply in round.replies]
-        heads = [
-            {name: reply.read()[name] for name in self.initial_head}
-            for reply in round.replies
-        ]
-        classes = np.array([list(self._classes[name]) for name in names]) == "1"
-        weights = self.improve(np.stack([h[HEAD_WEIGHT] for h in heads]), classes)
-        for head, weight in zip(heads, weights, strict=True):
-            head[HEAD_WEIGHT] = weight
-        self.save_heads(names, heads)
+        heads = {name: round.stack(name) for name in self.initial_head}
+        masks = [list(self._classes[reply.client]) for reply in round.replies]
+        weights = self.improve(heads[HEAD_WEIGHT], np.array(masks) == "1")
+        self.save_heads(round, {**heads, HEAD_WEIGHT: weights})
         return arrays
 
     def improve(
@@ -169,7 +161,7 @@ class FLUTELinear(
     w_i ← w_i − η_l ∇_{w_i} L_i − 2 η_r (2 γ2 WWᵀ − γ1 BᵀB) w_i  (equations 5 and 6),
     all gradients at the old (B, W), and sums over the clients, not means. With
     γ1 > 2 γ2 the regularizer has no lower bound and ‖BW‖_F usually diverges (appendix
-    C.1), so a run logs a warning.
+    C.1).
 
     Parameters
     ----------
@@ -198,15 +190,12 @@ class FLUTELinear(
     gamma2: float = setting(0.125, ge=0)
     initial_scale: float = setting(0.0, ge=0)
 
-    def _random(self, shape: tuple[int, int], name: str) -> Matrix:
+    def _random(self, shape: tuple[int, int], name: str) -> Floats:
         scale = self.initial_scale or 1 / (10 * self.dimension)
         return gaussian_start(self.settings.seed, name, shape, scale)
 
     def initialize(self, grid: Grid) -> ArrayRecord:
         """Return B⁰ᵀ of shape (k, d) with entries from N(0, α²)."""
-        if self.gamma1 > 2 * self.gamma2:
-            text = "gamma1 is %g, more than 2 gamma2 = %g: FLUTE usually diverges; "
-            log(WARNING, text + "lower it", self.gamma1, 2 * self.gamma2)
         start = self._random((self.rank, self.dimension), "representation")
         return to_record({REPRESENTATION_WEIGHT: start})
 
@@ -223,14 +212,11 @@ class FLUTELinear(
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Make the step of equations 5 and 6, over the clients that replied."""
-        replies = round.replies
-        names = [reply.client for reply in replies]
         b = round.arrays[REPRESENTATION_WEIGHT].T
-        heads = [self.per_client(name)[HEAD_WEIGHT][0] for name in names]
-        w: Matrix = np.stack(heads, axis=1)
-        gradients = [reply.read() for reply in replies]
-        grad_b = sum(g[f"gradient.{REPRESENTATION_WEIGHT}"].T for g in gradients)
-        grad_w = np.stack([g[f"gradient.{HEAD_WEIGHT}"][0] for g in gradients], axis=1)
+        heads = [self.per_client(r.client)[HEAD_WEIGHT][0] for r in round.replies]
+        w: Floats = np.stack(heads, axis=1)
+        grad_b = sum(round.stack(f"gradient.{REPRESENTATION_WEIGHT}")).T
+        grad_w = round.stack(f"gradient.{HEAD_WEIGHT}")[:, 0].T
         bb, ww = b.T @ b, w @ w.T
         reg_b = 2 * b @ (2 * self.gamma2 * bb - self.gamma1 * ww)
         reg_w = 2 * (2 * self.gamma2 * ww - self.gamma1 * bb) @ w
@@ -238,5 +224,5 @@ class FLUTELinear(
         new_w = w - self.learning_rate * (grad_w + reg_w)
         if not is_finite({REPRESENTATION_WEIGHT: new_b}):
             return None
-        self.save_heads(names, [{HEAD_WEIGHT: w[None].copy()} for w in new_w.T])
+        self.save_heads(round, {HEAD_WEIGHT: new_w.T[:, None]})
         return {REPRESENTATION_WEIGHT: new_b.T}

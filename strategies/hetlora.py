@@ -1,16 +1,12 @@
 """HetLoRA (Cho et al., EMNLP 2024): zero-padded LoRA matrices, weighted by norms."""
 
-from typing import Any
-
 import numpy as np
 
 from flwr_frl.common.low_rank import Adapter
 from flwr_frl.common.messages import RANK
-from flwr_frl.common.settings import setting
+from flwr_frl.strategies.base import Arrays, Round, stored
 from flwr_frl.strategies.server.ranks import LARGEST, RankStrategy, matrices
-from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.replies import mean as weighted
-from flwr_frl.strategies.server.round import Round
 
 
 class HetLoRA(RankStrategy, client="flwr_frl.clients.hetlora:HetLoRAClient"):
@@ -21,26 +17,16 @@ class HetLoRA(RankStrategy, client="flwr_frl.clients.hetlora:HetLoRAClient"):
     products are 0. A client receives the first rows of A and columns of B. If no client
     of a round has the largest rank, the paper's mean loses the last rows and columns
     for good, as both factors are 0; here they keep their values.
-
-    Parameters
-    ----------
-    hetlora_sparsity_weights : bool, default True
-        False to weight the matrices as other arrays. With a single rank and without
-        pruning (``hetlora-gamma=1``) this is FedAvg of the adapters.
     """
 
-    hetlora_sparsity_weights: bool = setting(True)
-
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        # Ranks of clients that have pruned their adapters, by name.
-        self.ranks: dict[str, int] = self.state.setdefault("ranks", {})
+    # Ranks of clients that have pruned their adapters, by name
+    ranks: dict[str, int] = stored("ranks")
 
     def rank(self, client: str) -> int:
         """Return a client's rank after its prunings."""
         return min(super().rank(client), self.ranks.get(client, LARGEST))
 
-    def aggregate(self, round: Round) -> Arrays | None:
+    def aggregate(self, round: Round) -> Arrays:
         """Return the weighted mean, and note the clients' new ranks."""
         new = super().aggregate(round)
         for reply in round.replies:
@@ -50,13 +36,11 @@ class HetLoRA(RankStrategy, client="flwr_frl.clients.hetlora:HetLoRAClient"):
     def combined(self, round: Round, mean: Arrays, adapter: Adapter) -> Arrays:
         """Return the weighted mean of the ranks that clients of the round have."""
         _, a, b = adapter
-        new = {a: mean[a], b: mean[b]}
-        if self.hetlora_sparsity_weights:
-            replies = [reply.shared() for reply in round.replies]
-            factors = [matrices(arrays, adapter) for arrays in replies]
-            norms = [float(np.linalg.norm(b_i @ a_i)) for b_i, a_i in factors]
-            parts = [{a: arrays[a], b: arrays[b]} for arrays in replies]
-            new |= weighted(zip(norms, parts, strict=True)) or {}
+        replies = [reply.shared() for reply in round.replies]
+        factors = [matrices(arrays, adapter) for arrays in replies]
+        norms = [float(np.linalg.norm(b_i @ a_i)) for b_i, a_i in factors]
+        parts = [{a: arrays[a], b: arrays[b]} for arrays in replies]
+        new = weighted(zip(norms, parts, strict=True)) or mean
         most, old = max(self.rank(r.client) for r in round.replies), round.arrays
         return {
             a: np.concatenate([new[a][:most], old[a][most:]]),

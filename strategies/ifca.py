@@ -3,10 +3,9 @@
 import numpy as np
 
 from flwr_frl.common.messages import CLUSTER, CLUSTERS
-from flwr_frl.common.settings import require, setting
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError
-from flwr_frl.strategies.server.round import Reply, Round
+from flwr_frl.common.settings import setting
+from flwr_frl.strategies.base import Arrays, Reply, Round, Strategy
+from flwr_frl.strategies.server.replies import InvalidReplyError
 
 
 class IFCA(Strategy, client="flwr_frl.clients.ifca:IFCAClient"):
@@ -35,21 +34,13 @@ class IFCA(Strategy, client="flwr_frl.clients.ifca:IFCAClient"):
     Parameters
     ----------
     num_clusters : int, default 4
-        Number k of clusters, at most the number of clients. In the paper's experiments
-        from 2 to 4.
+        Number k of clusters. In the paper's experiments from 2 to 4.
     **base
         Arguments of `Strategy`. ``aggregation`` and ``weighting`` apply within
         each cluster.
     """
 
     num_clusters: int = setting(4, ge=1)
-
-    def _check_clients(self, num_clients: int) -> None:
-        """Refuse more clusters than clients as well."""
-        super()._check_clients(num_clients)
-        allowed = f"at most {num_clients}, the number of clients"
-        valid = self.num_clusters <= num_clients
-        require(valid, "num-clusters", self.num_clusters, allowed)
 
     def begin(self, round: Round) -> None:
         """Expect one of the models."""
@@ -74,10 +65,7 @@ class IFCA(Strategy, client="flwr_frl.clients.ifca:IFCAClient"):
         models = [self.model(round, j) for j in range(self.num_clusters)]
         for j, before in enumerate(models):
             members = [r for r in round.replies if r.metrics[CLUSTER] == j]
-            if members:
-                models_of = [reply.read() for reply in members]
-                mean = self._apply_rule(self.weights(members), models_of, before)
-                models[j] = mean or before
+            models[j] = self._mean_of(members, before)
         return {CLUSTERS + n: np.stack([m[n] for m in models]) for n in models[0]}
 
     def metrics(self, round: Round) -> dict[str, float]:

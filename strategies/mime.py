@@ -9,10 +9,9 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common.messages import CONTROL
 from flwr_frl.common.settings import SettingsError, require
-from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.base import Round, Strategy
 from flwr_frl.strategies.fedrep import mean_statistic
-from flwr_frl.strategies.server.replies import Arrays, to_record
-from flwr_frl.strategies.server.round import Round
+from flwr_frl.strategies.server.replies import to_record
 
 # Names of c, and of a client's gradient.
 GRADIENT = "gradient"
@@ -47,9 +46,4 @@ class Mime(Strategy, client="flwr_frl.clients.mime:MimeClient", uses_mean="also"
 
     def begin(self, round: Round) -> None:
         """Expect the model and the momentum."""
-        round.need(C)
-        round.expected = {n: array for n, array in round.arrays.items() if n != C}
-
-    def aggregate(self, round: Round) -> Arrays | None:
-        """Return the mean, and c."""
-        return None if (mean := round.mean()) is None else {**round.arrays, **mean}
+        round.keep(C)

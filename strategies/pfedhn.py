@@ -13,10 +13,9 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common.messages import ARRAYS
 from flwr_frl.common.settings import setting
-from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.base import Arrays, Reply, Round, Strategy, stored
 from flwr_frl.strategies.grids.inbox import GridDecorator
-from flwr_frl.strategies.server.replies import Arrays, as_float16, is_finite, to_record
-from flwr_frl.strategies.server.round import Reply, Round
+from flwr_frl.strategies.server.replies import as_float16, is_finite, to_record
 
 Floats = npt.NDArray[np.floating[Any]]
 Network = dict[str, Floats]
@@ -82,15 +81,13 @@ class PFedHN(
     hypernetwork_learning_rate: float = setting(0.01, gt=0)
     hypernetwork_momentum: float = setting(0.9, ge=0, lt=1)
     hypernetwork_weight_decay: float = setting(0.001, ge=0)
-
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        # φ with its momentum, and v_i with its momentum by client.
-        self.network: dict[str, Network] = self.state.setdefault("network", {})
-        self.embeddings: dict[str, Network] = self.state.setdefault("embeddings", {})
-        # Under this key `flwr_frl.predict` finds each client's model.
-        self.models: dict[str, Arrays] = self.state.setdefault("heads", {})
-        self._like: Arrays = {}
+    # φ with its momentum, and v_i with its momentum by client
+    network: dict[str, Network] = stored("network")
+    embeddings: dict[str, Network] = stored("embeddings")
+    # Under this key `flwr_frl.predict` finds each client's model.
+    models: dict[str, Arrays] = stored("heads")
+    # Arrays with the names, shapes and dtypes of the model's
+    _like: Arrays
 
     def _adapt_grid(self, grid: Grid) -> Grid:
         """Return a grid that serves one client after another."""
@@ -140,31 +137,27 @@ class PFedHN(
         return round.arrays
 
     def _make_step(self, reply: Reply) -> None:
-        """Make a step of φ and of v_i, unless the result is not finite."""
-        values, own = self.network["values"], self._embedding(reply.client)
+        """Make a step of SGD on φ and v_i, unless the result is not finite."""
+        network, own = self.network, self._embedding(reply.client)
         flat = np.concatenate([change.ravel() for change in reply.read().values()])
         direction = -flat.astype(np.float32)
-        gradients = clipped(pulled_back(values, own["values"], direction))
-        moved = self._stepped(**own, gradient=gradients.pop(EMBEDDING))
-        layers = {
-            n: self._stepped(value, self.network["momentum"][n], gradients[n])
-            for n, value in values.items()
-        }
-        network = {kind: {n: layers[n][kind] for n in layers} for kind in self.network}
-        if all(map(is_finite, (*network.values(), moved))):
-            self.network.update(network)
-            self.embeddings[reply.client] = moved
+        gradients = clipped(pulled_back(network["values"], own["values"], direction))
+        rate = np.float32(self.hypernetwork_learning_rate)
+        beta = np.float32(self.hypernetwork_momentum)
+        decay = np.float32(self.hypernetwork_weight_decay)
+        values = {**network["values"], EMBEDDING: own["values"]}
+        momentum = {**network["momentum"], EMBEDDING: own["momentum"]}
+        for name, gradient in gradients.items():
+            slope = gradient + decay * values[name]
+            momentum[name] = beta * momentum[name] + slope
+            values[name] = values[name] - rate * momentum[name]
+        new = {"values": values, "momentum": momentum}
+        if all(map(is_finite, new.values())):
+            own = {name: arrays.pop(EMBEDDING) for name, arrays in new.items()}
+            self.embeddings[reply.client], self.network = own, new
         else:
             text = "round %d: the hypernetwork is not finite; the former one stays"
             log(WARNING, text, self._run.round.number)
-
-    def _stepped(self, values: Floats, momentum: Floats, gradient: Floats) -> Network:
-        """Return new values and their momentum after a step of torch's SGD."""
-        decay = np.float32(self.hypernetwork_weight_decay) * values
-        momentum = np.float32(self.hypernetwork_momentum) * momentum
-        momentum = momentum + (gradient + decay)
-        rate = np.float32(self.hypernetwork_learning_rate)
-        return {"values": values - rate * momentum, "momentum": momentum}
 
 
 class OneByOne(GridDecorator):

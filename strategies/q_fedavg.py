@@ -4,9 +4,7 @@ import numpy as np
 
 from flwr_frl.common.arrays import is_parameter
 from flwr_frl.common.messages import NORMALIZER
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.round import Round
+from flwr_frl.strategies.base import Arrays, Round, Strategy
 
 
 class QFedAvg(
@@ -34,7 +32,7 @@ class QFedAvg(
         """Divide the mean of the −Δ_k by that of the h_k, and keep no h_k."""
         round.need(NORMALIZER)
         changes = round.mean()
-        if changes is None or (normalizer := changes[NORMALIZER].item()) <= 0:
+        if (normalizer := changes[NORMALIZER].item()) <= 0:
             return None
         new = dict(round.arrays)
         for name in new.keys() - {NORMALIZER}:

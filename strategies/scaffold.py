@@ -6,9 +6,8 @@ import numpy as np
 
 from flwr_frl.common.messages import CONTROL
 from flwr_frl.common.settings import setting
+from flwr_frl.strategies.base import Arrays, Round
 from flwr_frl.strategies.server.client_state_mean import ClientStateMean
-from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.round import Round
 
 
 class SCAFFOLD(ClientStateMean, client="flwr_frl.clients.scaffold:SCAFFOLDClient"):

@@ -11,17 +11,16 @@ from functools import partial
 from typing import Literal, cast, get_args
 
 import numpy as np
-import numpy.typing as npt
 
 from flwr_frl.strategies.server.replies import (
     Arrays,
+    Floats,
     NDArray,
     is_finite,
     mean,
     rounded_to,
 )
 
-Floats = npt.NDArray[np.float64]
 Sent = Mapping[str, NDArray]
 Rule = Callable[[Sequence[float], Sequence[Arrays], Sent], Arrays | None]
 

@@ -65,11 +65,8 @@ class ClientStateMean(Strategy, replies_are_changes=True, uses_mean="only"):
 
     def aggregate(self, round: Round) -> Arrays | None:
         """Move the arrays by the mean change; keep them if they would not be finite."""
-        changes = round.mean()
-        if changes is None:
-            return None
         lost = self.lost(round)
-        new, state = self.moved(round, changes, bool(lost))
+        new, state = self.moved(round, round.mean(), bool(lost))
         new = {
             name: rounded_to(round.arrays[name].dtype, np.asarray(array, np.float64))
             for name, array in new.items()

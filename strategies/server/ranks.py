@@ -3,16 +3,13 @@
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from flwr.serverapp import Grid
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.low_rank import Adapter, adapters_in, first_ranks, padded
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import Arrays
-from flwr_frl.strategies.server.round import Reply, Round
+from flwr_frl.strategies.base import Arrays, Reply, Round, Strategy
+from flwr_frl.strategies.server.replies import Floats
 
-Matrix = npt.NDArray[np.float64]
 # Rank of clients that have declared none, those of another app.
 LARGEST = 2**31
 
@@ -73,12 +70,11 @@ class RankStrategy(Strategy, uses_mean="also"):
         filled = {name: padded(array, shared[name].shape) for name, array in arrays}
         reply.decoded[keys.ARRAYS] = filled
 
-    def aggregate(self, round: Round) -> Arrays | None:
+    def aggregate(self, round: Round) -> Arrays:
         """Return the mean, with other arrays for the layers that have adapters."""
         new = round.mean()
-        if new is not None:
-            for adapter in adapters_in(round.arrays):
-                new |= self.combined(round, new, adapter)
+        for adapter in adapters_in(round.arrays):
+            new |= self.combined(round, new, adapter)
         return new
 
     def combined(self, round: Round, mean: Arrays, adapter: Adapter) -> Arrays:
@@ -95,7 +91,7 @@ class RankStrategy(Strategy, uses_mean="also"):
         """
         raise NotImplementedError
 
-    def stacked(self, round: Round, adapter: Adapter) -> tuple[Matrix, Matrix]:
+    def stacked(self, round: Round, adapter: Adapter) -> tuple[Floats, Floats]:
         """Return matrices whose product is the mean of the clients' B_i A_i.
 
         Parameters
@@ -119,7 +115,7 @@ class RankStrategy(Strategy, uses_mean="also"):
         return b, np.concatenate([weight * a for weight, (_, a) in scaled])
 
 
-def matrices(arrays: Arrays, adapter: Adapter) -> tuple[Matrix, Matrix]:
+def matrices(arrays: Arrays, adapter: Adapter) -> tuple[Floats, Floats]:
     """Return B and A of a layer; of a convolution, A has a row for each kernel."""
     a, b = (np.asarray(arrays[n], np.float64) for n in (adapter.a, adapter.b))
     return b.reshape(b.shape[:2]), a.reshape(len(a), -1)

@@ -36,6 +36,7 @@ from flwr_frl.common.compression import UploadSettings, from_settings
 from flwr_frl.common.text import one_line
 
 NDArray = npt.NDArray[np.generic]
+Floats = npt.NDArray[np.float64]
 Arrays = dict[str, NDArray]
 
 # Limit of absolute values, the largest of float32, so that sums stay finite.

@@ -4,6 +4,7 @@ Replies are checked before they count, and combined in the order of the clients'
 names.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -49,6 +50,10 @@ SAMPLED, EVALUATED = 0x5A3B, 0xE7A1
 LAST_CHANGE = "last-change"
 # Key of the arrays that the server keeps for each client, in the strategy's state.
 PERSONAL = "personal"
+
+
+class NoMeanError(ArithmeticError):
+    """All weights of a round's replies are 0; the old arrays stay."""
 
 
 @dataclass
@@ -227,10 +232,12 @@ class Reply:
         """
         return {name: array.copy() for name, array in self.read().items()}
 
-    def metric(self, name: str) -> float:
-        """Return a metric; raise `InvalidReplyError` if the reply lacks it."""
+    def metric(self, name: str, least: float = -math.inf) -> float:
+        """Return a metric; raise `InvalidReplyError` if it is missing or too small."""
         if name not in self.metrics:
             raise InvalidReplyError(f"lacks the metric {name!r}")
+        if self.metrics[name] < least:
+            raise InvalidReplyError(f"has {name!r} below {least:g}")
         return self.metrics[name]
 
     def attachment(self, name: str) -> object:
@@ -265,6 +272,8 @@ class Round:
     shapes : dict of int to dict of str to tuple of int
         Shapes that arrays of a node's reply must have instead, by node and name;
         `Strategy.begin` may set them.
+    kept : dict of str to ndarray
+        Shared arrays that clients do not return; `keep` sets it.
     returns_own : bool
         True if clients also return the arrays that they alone receive; `Strategy.begin`
         may set it.
@@ -301,6 +310,7 @@ class Round:
     kind: str = MessageType.TRAIN
     expected: Arrays | None = None
     shapes: dict[int, dict[str, tuple[int, ...]]] = field(default_factory=dict)
+    kept: Arrays = field(default_factory=dict)
     returns_own: bool = True
     replies: list[Reply] = field(default_factory=list)
     like: dict[str, ArrayRecord] = field(default_factory=dict)
@@ -347,6 +357,16 @@ class Round:
         """Names of the clients that are asked, in order."""
         return sorted(map(self._strategy._run.clients.name_of, self.asked))
 
+    def keep(self, *names: str) -> None:
+        """Require shared arrays that clients receive, but do not return."""
+        self.need(*names)
+        self.kept = {name: self.arrays[name] for name in names}
+        self.expected = {n: a for n, a in self.arrays.items() if n not in names}
+
+    def stack(self, name: str) -> npt.NDArray[Any]:
+        """Return an array of the replies, stacked in the order of `replies`."""
+        return np.stack([reply.read()[name] for reply in self.replies])
+
     def need(self, *names: str) -> None:
         """Raise `SettingsError` if the shared arrays lack one of these."""
         if missing := [name for name in names if name not in self.record]:
@@ -357,7 +377,7 @@ class Round:
                 "initial-arrays",
             )
 
-    def mean(self, replies: list[Reply] | None = None) -> Arrays | None:
+    def mean(self, replies: list[Reply] | None = None) -> Arrays:
         """Return the mean of replies, or the result of the rule of ``aggregation``.
 
         It is weighted by ``weighting``, and private with ``server-dp-noise``. A
@@ -370,28 +390,35 @@ class Round:
 
         Returns
         -------
-        dict of str to ndarray, or None
-            None if all weights are 0.
+        dict of str to ndarray
+            By name; the dict may be changed.
+
+        Raises
+        ------
+        NoMeanError
+            If all weights are 0. Without a handler, the old arrays stay.
         """
+        mean: Arrays | None
         if replies is not None:
             valid = self._strategy._traits.uses_mean != "only"
             allowed = 'all of them, as uses_mean="only" promises'
             require(valid, "the replies of round.mean", replies, allowed)
-            return self._combined(replies)
-        # Computed once, as it may change the state.
-        if not self._means:
+            mean = self._combined(replies)
+        elif self._means:
+            # Computed once, as it may change the state.
+            mean = self._means[0]
+        else:
             strategy, running = self._strategy, self.running
             mean = running.result() if running else self._combined(self.replies)
             if mean is not None and strategy.settings.server_optimizer != "none":
                 about = strategy.settings, strategy.state, self.arrays, self.centre()
                 mean = optimizer_step(*about, mean)
             self._means.append(mean)
-        if (mean := self._means[0]) is None:
-            return None
+        if mean is None:
+            raise NoMeanError("all weights of the replies are 0")
         if self._strategy._personal:
             # Clients that have not trained yet receive the initial personal arrays.
             mean = mean | {name: self.arrays[name] for name in self.personal}
-        # An algorithm may change the dict.
         return dict(mean)
 
     def _combined(self, replies: list[Reply]) -> Arrays | None:

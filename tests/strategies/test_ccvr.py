@@ -78,15 +78,14 @@ def test_statistics_of_clients_are_those_of_the_pooled_data():
     rng = np.random.default_rng(0)
     # Client 0 has one example of class 0, and class 1 has one example in all.
     sets = [[rng.normal(size=(n, 3)) for n in counts] for counts in ([1, 1], [5, 0])]
-    names = [f"statistics.{name}" for name in ("counts", "means", "covariances")]
     replies = []
     for of_classes in sets:
         counts = np.array([len(z) for z in of_classes])
         means = np.stack([z.sum(0) / max(len(z), 1) for z in of_classes])
         several = [np.cov(z.T) if len(z) > 1 else np.zeros((3, 3)) for z in of_classes]
-        statistics = counts, means, np.stack(several)
-        replies.append(dict(zip(names, statistics, strict=True)))
-    counts, means, covariances = pooled(replies)
+        replies.append((counts, means, np.stack(several)))
+    stacked = map(np.stack, zip(*replies, strict=True))
+    counts, means, covariances = pooled(*stacked)
     every = np.concatenate([sets[0][0], sets[1][0]])
     assert counts.tolist() == [6, 1]
     assert_near(means, np.stack([every.mean(0), sets[0][1][0]]), 1e-12)

@@ -106,13 +106,6 @@ def test_linear_run_equals_plain_numpy() -> None:
         np.testing.assert_allclose(head, w[:, i], atol=1e-10)
 
 
-def test_gamma1_above_twice_gamma2_warns(caplog) -> None:
-    settings = linear_settings(gamma1=0.4)
-    build_strategy(settings).initialize(InlineGrid(make_app(settings), 3))
-    (line,) = [r.getMessage() for r in caplog.records if r.levelno == WARNING]
-    assert "gamma1 is 0.4, more than 2 gamma2 = 0.25" in line
-
-
 def test_clients_receive_their_own_or_the_initial_head() -> None:
     heads = {n: np.full((3, 2), n, np.float32) for n in (1, 2, 3, 4)}
     grid = Answers(dict.fromkeys(heads, "111"), heads)
