@@ -34,6 +34,7 @@ from flwr_frl.clients.device.groups import (
 )
 from flwr_frl.clients.device.groups import Arrays as Arrays
 from flwr_frl.clients.device.groups import Config as Config
+from flwr_frl.clients.device.groups import EvaluateResult as EvaluateResult
 from flwr_frl.clients.device.groups import FitResult as FitResult
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.upload import Upload
@@ -65,7 +66,6 @@ from flwr_frl.task.training.local_training import TrainCall
 from flwr_frl.task.training.sgd import Proximal, Regularizer, gradient_weight
 from flwr_frl.task.training.trainer import TrainerSettings, weighted
 
-EvaluateResult = tuple[float, int, Config]
 # A training loss, and the arrays to send if they are not those of the model
 Update = float | tuple[float, Mapping[str, Tensor]]
 C = TypeVar("C", bound="Client")

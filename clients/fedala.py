@@ -66,7 +66,8 @@ class FedALAClient(Client):
         """Train W_i if this client has trained before and has training examples."""
         weights, rate = under(WEIGHTS, self.saved), self.settings.ala_learning_rate
         has_examples = len(self.task.train_examples(self._index)) > 0
-        if not (rate and has_examples and self.has_trained()):
+        # Before the first training, Θ_i is the initial model.
+        if not (rate and has_examples and self._state.round):
             return
         head = self.model.head
         some = self.train_examples.sample(self.settings.ala_share)
@@ -75,26 +76,17 @@ class FedALAClient(Client):
         started.fill_(1)
 
         def step(features: Tensor, targets: Tensor) -> Tensor:
-            for weight in weights.values():
-                weight.grad = None
-                weight.requires_grad_(True)
+            w = {n: weight.detach().requires_grad_() for n, weight in weights.items()}
             with self.settings.autocast():
-                mixed = under(HEAD, self.mixture(weights))
+                mixed = under(HEAD, self.mixture(w))
                 loss = self._loss(called_with(head, mixed, features), targets)
-            loss.backward()  # type: ignore[no-untyped-call]
-            for weight in weights.values():
-                weight.requires_grad_(False)
-                if weight.grad is not None:
-                    weight.sub_(weight.grad, alpha=rate).clamp_(0, 1)
+            slopes = torch.autograd.grad(loss, [*w.values()], materialize_grads=True)
+            for weight, slope in zip(weights.values(), slopes, strict=True):
+                weight.sub_(slope, alpha=rate).clamp_(0, 1)
             return loss.detach()
 
         self.model.requires_grad_(False).eval()
         loop(step, features_of(self.model, some, self.settings), epochs, self.settings)
-
-    def has_trained(self) -> bool:
-        """Return whether Θ_i differs from the initial model."""
-        old, initial = under(OLD_MODEL, self.saved), self.task.initial_state
-        return any(not torch.equal(old[n].cpu(), initial[n].cpu()) for n in initial)
 
     def mixture(self, weights: Tensors) -> Tensors:
         """Return Θ_i + (Θ − Θ_i) ⊙ W_i for the parameters of the head."""
@@ -102,11 +94,10 @@ class FedALAClient(Client):
         # `lerp` returns exactly Θ for a weight of 1.
         return {n: torch.lerp(old[n], new[n], weight) for n, weight in weights.items()}
 
-    @torch.no_grad()
     def aggregate_locally(self) -> None:
         """Load the mixture into the model."""
-        for name, value in self.mixture(under(WEIGHTS, self.saved)).items():
-            self.model.tensors[name].copy_(value)
+        head = self.mixture(under(WEIGHTS, self.saved))
+        self.model.load({**self.model.tensors, **head})
 
     def deployed_model(self) -> SplitModel:
         """Return the mixture of old and global model with newly trained W_i.

@@ -2,17 +2,14 @@
 
 from math import prod
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from flwr_frl.clients.base import Client, Update
-from flwr_frl.clients.device.groups import WHOLE, Tensors
+from flwr_frl.clients.device.groups import WHOLE, Tensors, to_numpy
 from flwr_frl.common.messages import CRITICAL
 from flwr_frl.common.settings import setting
-
-# Values of the bits of a byte, as in `numpy.unpackbits`.
-BITS = [128, 64, 32, 16, 8, 4, 2, 1]
 
 
 class FedCACClient(Client):
@@ -48,8 +45,7 @@ class FedCACClient(Client):
         tau, names = self.settings.fedcac_tau, sorted(self.received)
         shares = {name: tau * (name in learned) for name in names}
         mask = torch.cat([self._critical(n, share) for n, share in shares.items()])
-        bits = pad(mask.to(torch.uint8), (0, -len(mask) % 8)).reshape(-1, 8)
-        packed = (bits * bits.new_tensor(BITS)).sum(1, dtype=torch.uint8)
+        packed = torch.from_numpy(np.packbits(to_numpy(mask)))
         return loss, {**self.model.tensors, CRITICAL: packed}
 
     def _critical(self, name: str, share: float) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 
 from flwr_frl.clients.base import Client, Update, linear_head, needs_classes, on_copy
-from flwr_frl.clients.device.groups import WHOLE, Tensors
+from flwr_frl.clients.device.groups import WHOLE, Tensors, within
 from flwr_frl.clients.device.training import (
     class_counts,
     class_means,
@@ -45,9 +45,8 @@ class Fed3RClient(Client, requires=(needs_classes, linear_head("Fed3R", bias=Tru
         sums = means * counts.unsqueeze(1)
         statistics = {"counts": counts, "sums": sums, "moments": z.T @ z}
         self.metrics[IS_CHANGE] = 1
-        return float(loss) if len(z) else 0.0, {
-            f"{STATISTICS}{name}": value.float() for name, value in statistics.items()
-        }
+        sent = {name: value.float() for name, value in statistics.items()}
+        return float(loss) if len(z) else 0.0, within(STATISTICS, sent)
 
 
 class FedCGSClient(Fed3RClient):

@@ -29,8 +29,6 @@ class SeparatingHead(nn.Module):
         The conditional policy network, from K numbers to 2K.
     """
 
-    context: Tensor
-
     def __init__(
         self, personal: nn.Linear, shared: nn.Linear, policy: nn.Module
     ) -> None:
@@ -39,7 +37,7 @@ class SeparatingHead(nn.Module):
         set_apart(shared.requires_grad_(False))
         # v / ‖v‖ of the personal head before this round's training.
         context = personal.weight.detach().sum(0)
-        self.register_buffer("context", nn.functional.normalize(context, dim=0))
+        self.context = nn.Buffer(nn.functional.normalize(context, dim=0))
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the sum of both heads' outputs."""

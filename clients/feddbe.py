@@ -38,8 +38,6 @@ class FedDBEClient(Client, requires=(biased_first_layer,)):
     dbe_momentum : float, default 1
         μ of z̄_i ← (1 − μ) z̄_i + μ (mean features of a batch), from 0 in each round. A
         last batch of n examples has weight μ n / b if the other batches have b.
-    dbe_memory : bool, default True
-        Whether a client adds a trained personal bias, the memory, to its features.
     """
 
     shared = (*WHOLE, CONSENSUS)
@@ -47,7 +45,6 @@ class FedDBEClient(Client, requires=(biased_first_layer,)):
     personal = (MEMORY,)
     dbe_kappa: float = setting(50.0, ge=0)
     dbe_momentum: float = setting(1.0, gt=0, le=1)
-    dbe_memory: bool = setting(True)
 
     @property
     def layer(self) -> nn.Linear:
@@ -70,9 +67,8 @@ class FedDBEClient(Client, requires=(biased_first_layer,)):
 
     def update(self) -> float:
         """Train the model and the memory for ``representation-epochs``."""
-        memory = self.saved[f"{MEMORY}value"] if self.settings.dbe_memory else None
-        _, loss = self.learn(memory, self.received[f"{CONSENSUS}mean"])
-        return loss
+        consensus = self.received[f"{CONSENSUS}mean"]
+        return self.learn(self.saved[f"{MEMORY}value"], consensus)[1]
 
     def learn(
         self, memory: Tensor | None, consensus: Tensor | None
@@ -114,8 +110,6 @@ class FedDBEClient(Client, requires=(biased_first_layer,)):
     @torch.no_grad()
     def deployed_model(self) -> SplitModel:
         """Return the model with the memory in its head: W (z + p) + b."""
-        if not self.settings.dbe_memory:
-            return self.model
         with on_copy(self) as client:
             layer = client.layer
             layer.bias.add_(layer.weight @ self.saved[f"{MEMORY}value"])

@@ -52,11 +52,9 @@ class FedDPAClient(
         for layer in lora_layers(self.model):
             for adapter in layer.scaling:
                 layer.scaling[adapter] *= self.settings.feddpa_alpha
-        try:
-            self.train("all", epochs)
-            self.saved |= within(PERSONAL_MODEL, self.model.state_dict())
-        finally:
-            self.model = shared
+        self.train("all", epochs)
+        self.saved |= within(PERSONAL_MODEL, self.model.state_dict())
+        self.model = shared
 
     def deployed_model(self) -> SplitModel:
         """Return the model with both adapters."""

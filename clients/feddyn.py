@@ -1,8 +1,8 @@
 """FedDyn (Acar et al., ICLR 2021): a dynamic regulariser of local training."""
 
 from flwr_frl.clients.base import Client, Update
-from flwr_frl.clients.device.groups import Tensors, difference, parameter_zeros, within
-from flwr_frl.common.messages import IS_CHANGE, PROXIMAL_WEIGHT
+from flwr_frl.clients.device.groups import Tensors, changes_of, parameter_zeros, within
+from flwr_frl.common.messages import PROXIMAL_WEIGHT
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
 
@@ -16,11 +16,8 @@ def only_parameters(task: Task) -> None:
     # Buffers outside of the state dict are frozen.
     names = [name for name in model.tensors if name not in parameters]
     if names:
-        raise SettingsError(
-            f"it needs a model of parameters only; this one has the buffer "
-            f"{names[0]!r}, as batch norms have",
-            "has-buffers",
-        )
+        line = "it needs a model of parameters only; this one has the buffer"
+        raise SettingsError(f"{line} {names[0]!r}, as batch norms have", "has-buffers")
 
 
 class FedDynClient(Client, requires=(only_parameters,), assumes_sgd=True):
@@ -51,10 +48,9 @@ class FedDynClient(Client, requires=(only_parameters,), assumes_sgd=True):
         correction = {name: -gradients[name] for name in self.received}
         epochs = self.settings.representation_epochs
         loss = self.train("all", epochs, correction=correction)
-        changes = difference(self.model.state_dict(), self.received)
+        changes = changes_of(self)
         moved = {
             name: value - alpha * changes[name] for name, value in gradients.items()
         }
         self.saved = within(GRADIENT, moved)
-        self.metrics[IS_CHANGE] = 1
         return loss, changes

@@ -39,12 +39,10 @@ class MixedModel(nn.Module):
         Their weights π_m, which sum to 1.
     """
 
-    weights: Tensor
-
     def __init__(self, components: list[SplitModel], weights: Tensor) -> None:
         super().__init__()
         self.components = nn.ModuleList(components)
-        self.register_buffer("weights", weights)
+        self.weights = nn.Buffer(weights)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logarithms of the probabilities, of the shape of a model's."""

@@ -8,7 +8,7 @@ from flwr_frl.clients.base import Update
 from flwr_frl.clients.device.groups import WHOLE, Tensors, under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
 from flwr_frl.common.messages import CANDIDATES, MODEL_WEIGHTS
-from flwr_frl.common.settings import setting
+from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import EvaluationSettings, split
 from flwr_frl.task.training.local_training import evaluate
@@ -126,12 +126,11 @@ class FedFomoClient(PersonalModelClient):
         both sets contain all of them.
         """
         examples, share = self.train_examples, self.settings.fomo_validation
-        overlap = self.task.overlap
-        count = int(len(examples) * share + 0.5)
-        if count < 1 or len(examples) - count - overlap < 1:
-            return examples, examples.without_augmentation()
         settings = EvaluationSettings(validation_fraction=share)
-        return split(examples, self._index, settings, overlap)
+        try:
+            return split(examples, self._index, settings, self.task.overlap)
+        except SettingsError:
+            return examples, examples.without_augmentation()
 
 
 def _mean(models: list[Tensors], weights: list[float]) -> Tensors:

@@ -20,12 +20,10 @@ class CalibratedHead(nn.Module):
         The margins.
     """
 
-    margins: Tensor
-
     def __init__(self, head: nn.Module, margins: Tensor) -> None:
         super().__init__()
         self.head = head
-        self.register_buffer("margins", margins)
+        self.margins = nn.Buffer(margins)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the calibrated outputs."""

@@ -60,8 +60,7 @@ class FedPHPClient(PersonalModelClient, requires=(trained_representation,)):
 
     def update(self) -> float:
         """Train for ``representation-epochs``, and let θ_p inherit the result."""
-        loss = self.transfer(self.settings.representation_epochs)
-        settings, count = self.settings, self.saved[TRAININGS]
+        loss, settings, count = self.transfer(), self.settings, self.saved[TRAININGS]
         expected = max(int(settings.fraction_train * settings.num_server_rounds), 1)
         mu = settings.fedphp_mu * min(count.item() / expected, 1)
         for name, private in under(PERSONAL_MODEL, self.saved).items():
@@ -71,7 +70,7 @@ class FedPHPClient(PersonalModelClient, requires=(trained_representation,)):
         count += 1
         return loss
 
-    def transfer(self, epochs: int) -> float:
+    def transfer(self) -> float:
         """Train the local model with both losses; return the mean of ℓ."""
         model, weight = self.model, self.settings.fedphp_lambda
         private = copy_sharing_frozen(model.representation)
@@ -84,7 +83,7 @@ class FedPHPClient(PersonalModelClient, requires=(trained_representation,)):
             distance = discrepancy(z.flatten(1), private(inputs).flatten(1))
             return loss, (1 - weight) * loss + weight * distance
 
-        return minimise(self, objective, epochs)
+        return minimise(self, objective, self.settings.representation_epochs)
 
     def personalize(self) -> None:
         """Train the received model, and keep the result as θ_p."""

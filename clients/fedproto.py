@@ -8,16 +8,9 @@ import torch
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import (
-    Client,
-    Config,
-    EvaluateResult,
-    Update,
-    linear_head,
-    needs_classes,
-)
+from flwr_frl.clients.base import Client, Update, linear_head, needs_classes
 from flwr_frl.clients.device.architectures import OwnArchitectureClient
-from flwr_frl.clients.device.groups import WHOLE, Tensors
+from flwr_frl.clients.device.groups import WHOLE, Config, EvaluateResult, Tensors
 from flwr_frl.clients.device.training import class_means, labelled_features, no_means
 from flwr_frl.common.messages import PROTOTYPE_COUNTS, PROTOTYPES
 from flwr_frl.common.settings import setting

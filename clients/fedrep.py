@@ -5,14 +5,8 @@ from typing import Any, cast
 import numpy as np
 from flwr.common import NDArrays
 
-from flwr_frl.clients.base import (
-    Arrays,
-    Client,
-    Config,
-    EvaluateResult,
-    FitResult,
-    TaskOf,
-)
+from flwr_frl.clients.base import Client, TaskOf
+from flwr_frl.clients.device.groups import Arrays, Config, EvaluateResult, FitResult
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.models import SplitModel

@@ -30,15 +30,13 @@ class TwoHeads(nn.Module):
         log N_c, where N_c is the number of training examples of class c.
     """
 
-    log_counts: Tensor
-
     def __init__(
         self, generic: nn.Linear, personal: nn.Linear, log_counts: Tensor
     ) -> None:
         super().__init__()
         self.generic = generic
         self.personal = personal
-        self.register_buffer("log_counts", log_counts)
+        self.log_counts = nn.Buffer(log_counts)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return both outputs."""
@@ -83,17 +81,14 @@ class FedRoDClient(Client, requires=(needs_classes, linear_head("FedRoD"))):
         generic = self.model.linear_head("FedRoD")
         personal = copy.deepcopy(generic)
         personal.load_state_dict(under(PERSONAL_HEAD, self.saved))
-        heads = TwoHeads(generic, personal, self.log_counts(generic))
+        counts = class_counts(self, generic.out_features).to(generic.weight.dtype)
+        # log N_c is −∞ for a class without examples.
+        heads = TwoHeads(generic, personal, counts.log().to(self._device))
         model = SplitModel(self.model.representation, heads)
         how = BothLosses(self._loss), self.settings.representation_epochs
         loss = train(model, "all", self.train_examples, *how, self.settings)
         self.saved = within(PERSONAL_HEAD, personal.state_dict())
         return loss
-
-    def log_counts(self, head: nn.Linear) -> Tensor:
-        """Return log N_c; −∞ for a class without examples."""
-        counts = class_counts(self, head.out_features)
-        return counts.to(head.weight.dtype).log().to(head.weight.device)
 
     def deployed_model(self) -> SplitModel:
         """Return the model with the head g + p, which is also one linear layer."""

@@ -7,14 +7,8 @@ import numpy as np
 from flwr.common import NDArrays
 from torch import Tensor, nn
 
-from flwr_frl.clients.base import (
-    Client,
-    Config,
-    EvaluateResult,
-    FitResult,
-    needs_classes,
-    separate_head,
-)
+from flwr_frl.clients.base import Client, needs_classes, separate_head
+from flwr_frl.clients.device.groups import Config, EvaluateResult, FitResult
 from flwr_frl.clients.fedrep import FedRepLinearClient
 from flwr_frl.common.messages import IS_CHANGE
 from flwr_frl.common.settings import Checked, setting

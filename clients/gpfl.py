@@ -58,14 +58,12 @@ class ValvedHead(nn.Module):
         The head.
     """
 
-    condition: Tensor
-
     def __init__(
         self, valve: ConditionalValve, condition: Tensor, head: nn.Module
     ) -> None:
         super().__init__()
         self.valve, self.head = valve, head
-        self.register_buffer("condition", condition)
+        self.condition = nn.Buffer(condition)
 
     def forward(self, features: Tensor) -> Tensor:
         """Return the outputs."""
@@ -172,12 +170,9 @@ class GPFLClient(Client, requires=(needs_classes, linear_head("GPFL"))):
         return (counts / counts.sum()).to(self._device)
 
     def condition(self) -> Tensor:
-        """Return p_i, the received embeddings' mean weighted by the saved shares."""
-        shares = self.saved[f"{SHARES}value"]
-        # A client that has not trained yet computes them from its examples.
-        shares = shares if shares.any() else self.class_shares()
+        """Return p_i, the received embeddings' mean weighted by the class shares."""
         embedding = self.received[f"{EMBEDDING}weight"]
-        return shares.to(embedding.dtype) @ embedding
+        return self.class_shares().to(embedding.dtype) @ embedding
 
     def deployed_model(self) -> SplitModel:
         """Return the model with the valve, conditioned on p_i, before its head."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from flwr_frl.clients.base import needs_classes
 from flwr_frl.clients.fedavg import FedAvgClient
 from flwr_frl.common.settings import setting
-from flwr_frl.task.examples import EVALUATION_BATCH
+from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training.local_training import features_of
 
@@ -61,32 +61,22 @@ class MixedHead(nn.Module):
     ----------
     head : nn.Module
         The model's head.
-    features : Tensor, shape (n, d)
-        Features of the training examples, the datastore.
-    targets : Tensor of int64, shape (n,)
-        Their classes.
+    stored : ExampleSet
+        Features of the training examples, the datastore, with their classes. Negative
+        classes, which cross-entropy ignores, are left out. If examples have a class at
+        every position, so have the predictions.
     settings : object
         Settings of `KNNPerClient`: k, at most n, λ and σ.
-    by_position : bool, default False
-        Whether each input has features, and a prediction, at every position.
     """
 
-    features: Tensor
-    targets: Tensor
-
-    def __init__(
-        self,
-        head: nn.Module,
-        features: Tensor,
-        targets: Tensor,
-        settings: Any,
-        by_position: bool = False,
-    ) -> None:
+    def __init__(self, head: nn.Module, stored: ExampleSet, settings: Any) -> None:
         super().__init__()
-        self.head, self.settings, self.by_position = head, settings, by_position
+        self.head, self.settings, targets = head, settings, stored.targets.flatten()
+        self.by_position = stored.targets.ndim > 1
+        features = feature_rows(stored.inputs, self.by_position)
         # Not in the state dict, so that clients with other examples are not stacked.
-        self.register_buffer("features", features, persistent=False)
-        self.register_buffer("targets", targets, persistent=False)
+        self.features = nn.Buffer(features[targets >= 0], persistent=False)
+        self.targets = nn.Buffer(targets[targets >= 0], persistent=False)
 
     def forward(self, z: Tensor) -> Tensor:
         """Return the logarithms of the mixed probabilities, at least 1e-30."""
@@ -143,14 +133,6 @@ class KNNPerClient(FedAvgClient, requires=(needs_classes,), supports_example_dp=
             return self.model
         examples = self.train_examples.without_augmentation()
         stored = features_of(self.model.eval(), examples, self.settings)
-        targets = stored.targets
-        by_position = targets.ndim > 1 and not targets.is_floating_point()
-        features = feature_rows(stored.inputs, by_position)
-        targets = targets.flatten()
-        # Cross-entropy ignores negative targets.
-        labelled = targets >= 0
-        if not labelled.any():
-            return self.model
-        datastore = features[labelled], targets[labelled]
-        head = MixedHead(self.model.head, *datastore, self.settings, by_position)
-        return SplitModel(self.model.representation, head)
+        head = MixedHead(self.model.head, stored, self.settings)
+        mixed = SplitModel(self.model.representation, head)
+        return mixed if len(head.targets) else self.model

@@ -2,7 +2,6 @@
 
 from itertools import islice
 from math import isfinite
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +9,7 @@ import torch
 from flwr_frl.clients.base import Update
 from flwr_frl.clients.device.personal_model import AllClientsMeanClient
 from flwr_frl.common.messages import COINS
-from flwr_frl.common.settings import require, setting
+from flwr_frl.common.settings import setting
 from flwr_frl.task.training.local_training import gradient
 from flwr_frl.task.training.sgd import diverged, freeze, trainable_examples
 
@@ -32,23 +31,13 @@ class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
     ----------
     l2gd_lambda : float, default 0.1
         λ of the objective f_i(x_i) + λ/2 ‖x_i − x̄‖² (equation 2); 0 is local training.
-        At most p / (η (1 − p)), at which an aggregation sets x_i to x̄.
+        From p / (η (1 − p)) on, an aggregation sets x_i to x̄.
     l2gd_probability : float, default 0.1
         p, probability of an aggregation; a round has 1/p local steps on average.
     """
 
     l2gd_lambda: float = setting(0.1, ge=0)
     l2gd_probability: float = setting(0.1, gt=0, lt=1)
-
-    @staticmethod
-    def check_settings(settings: Any) -> None:
-        """Refuse aggregations that overshoot x̄."""
-        p, rate = settings.l2gd_probability, settings.learning_rate
-        most = p / (rate * (1 - p))
-        # Tolerate rounding errors.
-        valid = settings.l2gd_lambda <= most * (1 + 1e-9)
-        allowed = f"at most {most:g} with l2gd-probability {p} and learning-rate {rate}"
-        require(valid, "l2gd-lambda", settings.l2gd_lambda, allowed)
 
     @property
     def pull(self) -> float:

@@ -46,13 +46,10 @@ class MOONClient(Client, requires=(trained_representation,)):
         return under(REPRESENTATION, self.task.initial_state)
 
     def update(self) -> float:
-        """Train for ``representation-epochs``, and save the representation."""
-        loss = self.contrast(self.settings.representation_epochs)
-        self.saved = within(PREVIOUS, under(REPRESENTATION, self.model.state_dict()))
-        return loss
+        """Train for ``representation-epochs``, and save the representation.
 
-    def contrast(self, epochs: int) -> float:
-        """Train the model with both losses; return the mean of ℓ_sup."""
+        The training loss is ℓ_sup.
+        """
         model, settings = self.model, self.settings
         received = copy_sharing_frozen(model.representation)
         previous = copy_sharing_frozen(model.representation)
@@ -65,7 +62,9 @@ class MOONClient(Client, requires=(trained_representation,)):
             distance = contrastive_loss(z, inputs, others, settings.moon_temperature)
             return loss, loss + settings.moon_mu * distance
 
-        return minimise(self, objective, epochs)
+        loss = minimise(self, objective, settings.representation_epochs)
+        self.saved = within(PREVIOUS, under(REPRESENTATION, model.state_dict()))
+        return loss
 
 
 def contrastive_loss(

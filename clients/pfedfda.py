@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -88,9 +87,6 @@ class PFedFDAClient(
 
     Parameters
     ----------
-    pfedfda_beta : {"auto", "local", "global"}, default "auto"
-        Weight β of the client's own means and covariance in the adapted ones: by
-        cross-validation (``auto``), 1 (``local``) or 0 (``global``).
     pfedfda_ridge : float, default 1
         Multiple of the identity that is added to a client's covariance. The authors'
         code adds the identity.
@@ -98,7 +94,6 @@ class PFedFDAClient(
 
     shared = (REPRESENTATION, GAUSSIAN)
     personal = "head"
-    pfedfda_beta: Literal["auto", "local", "global"] = setting("auto")
     pfedfda_ridge: float = setting(1.0, ge=0)
 
     @property
@@ -155,8 +150,6 @@ class PFedFDAClient(
 
     def beta(self, features: Tensor, targets: Tensor, received: Gaussians) -> float:
         """Return β; 0 if no class has the two examples that two folds need."""
-        if self.settings.pfedfda_beta != "auto":
-            return float(self.settings.pfedfda_beta == "local")
         folds = stratified_halves(targets)
         if not all(len(fold) for fold in folds):
             return 0.0

@@ -1,9 +1,8 @@
 """pFedHN (Shamsian et al., ICML 2021): train a model that the server generates."""
 
 from flwr_frl.clients.base import Client, Update
-from flwr_frl.clients.device.groups import difference
+from flwr_frl.clients.device.groups import changes_of
 from flwr_frl.clients.feddyn import only_parameters
-from flwr_frl.common.messages import IS_CHANGE
 from flwr_frl.common.settings import require
 from flwr_frl.task.base import Task
 
@@ -30,5 +29,4 @@ class PFedHNClient(Client, supports_example_dp=True, requires=(small, only_param
     def update(self) -> Update:
         """Train the received model for ``representation-epochs``."""
         loss = self.train("all", self.settings.representation_epochs)
-        self.metrics[IS_CHANGE] = 1
-        return loss, difference(self.model.state_dict(), self.received)
+        return loss, changes_of(self)

@@ -3,9 +3,9 @@
 import torch
 
 from flwr_frl.clients.base import Client, Update
-from flwr_frl.clients.device.groups import WHOLE, Tensors, difference
+from flwr_frl.clients.device.groups import WHOLE, Tensors, changes_of
 from flwr_frl.clients.device.training import received_loss
-from flwr_frl.common.messages import BATCH_NORM, IS_CHANGE, NORMALIZER
+from flwr_frl.common.messages import BATCH_NORM, NORMALIZER
 from flwr_frl.common.settings import require, setting
 
 # Added to the loss, as in the authors' code, since F^(q - 1) may not exist at 0.
@@ -42,11 +42,10 @@ class QFedAvgClient(Client, assumes_sgd=True):
         require(initial >= 0, "training-loss", initial, "at least 0 for q-FedAvg")
         weight, slope = (initial + SMALLEST) ** q, q * (initial + SMALLEST) ** (q - 1)
         loss = self.train("all", self.settings.representation_epochs)
-        changes, square = difference(self.model.state_dict(), self.received), 0.0
+        changes, square = changes_of(self), 0.0
         for name, change in changes.items():
             if change.is_floating_point() and not name.endswith(BATCH_NORM):
                 square += change.double().square().sum().item()
                 changes[name] = weight * change
         normalizer = torch.tensor([slope * lipschitz * square + weight])
-        self.metrics[IS_CHANGE] = 1
         return loss, {**changes, NORMALIZER: normalizer}

@@ -4,13 +4,13 @@ from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.groups import (
     WHOLE,
     Tensors,
-    difference,
+    changes_of,
     parameter_zeros,
     under,
     within,
 )
 from flwr_frl.clients.fine_tuning import FineTuned
-from flwr_frl.common.messages import CONTROL, IS_CHANGE
+from flwr_frl.common.messages import CONTROL
 
 OWN_CONTROL = "own-control."
 
@@ -39,15 +39,12 @@ class SCAFFOLDClient(Client, supports_example_dp=True, assumes_sgd=True):
         epochs, eta = self.settings.representation_epochs, self.settings.learning_rate
         correction = {name: c[name] - c_i[name] for name in c}
         loss = self.train("all", epochs, correction=correction)
-        changes = difference(self.model.state_dict(), self.received)
-        moved = c_i
-        if epochs:
-            # K η_l. Batches in which all targets are ignored count as steps.
-            step = eta * self._gradient_weight(epochs)
-            moved = {n: c_i[n] - c[n] - changes[n] / step for n in c_i}
+        changes = changes_of(self)
+        # K η_l. Batches in which all targets are ignored count as steps.
+        step = eta * self._gradient_weight(epochs)
+        moved = {n: c_i[n] - c[n] - changes[n] / step for n in c_i}
         changes |= within(CONTROL, {n: moved[n] - c_i[n] for n in c_i})
         self.saved = within(OWN_CONTROL, moved)
-        self.metrics[IS_CHANGE] = 1
         return loss, changes
 
 

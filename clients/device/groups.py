@@ -17,6 +17,7 @@ import torch
 from flwr.common import NDArrays, Scalar
 from torch import Tensor, nn
 
+from flwr_frl.common.messages import IS_CHANGE
 from flwr_frl.common.run_cache import TASKS_AT_A_TIME, run_cache
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
@@ -30,6 +31,7 @@ Groups = tuple[str, ...]
 Shape = tuple[int, ...]
 Config = dict[str, Scalar]
 FitResult = tuple[NDArrays, int, Config]
+EvaluateResult = tuple[float, int, Config]
 
 REPRESENTATION, HEAD = "representation.", "head."
 WHOLE = (REPRESENTATION, HEAD)
@@ -67,6 +69,15 @@ def difference(after: Tensors, before: Mapping[str, Tensor]) -> Tensors:
         n: value ^ before[n] if value.dtype == torch.bool else value - before[n]
         for n, value in after.items()
     }
+
+
+def changes_of(client: "Client") -> Tensors:
+    """Return the changes of a client's model since it was received, as its reply.
+
+    The reply's metrics declare that its arrays are changes.
+    """
+    client.metrics[IS_CHANGE] = 1
+    return difference(client.model.state_dict(), client.received)
 
 
 def zeros_like(tensors: Mapping[str, Tensor]) -> Tensors:

@@ -70,7 +70,6 @@ fedavg @ fewest=3 => setting
 outsiders:Hooked @ fewest=0 => fewest
 --task nowhere:task => task
 srpfl @ srpfl-base='srpfl' => ~srpfl-base is 'srpfl'
-l2gd @ l2gd-lambda=12.0 => ~l2gd-lambda is 12.0; expected at most 11.1111
 fed-mtl @ weighting='examples' => weighting
 fedrod --task linear => ~'fedrod' and task 'linear': it needs classes
 fedrep @ secure-aggregation=true aggregation='median' => aggregation

@@ -61,7 +61,8 @@ def test_every_client_mixes_its_neighbours_with_the_global_model():
 def test_prediction_is_the_class_of_the_nearest_stored_example():
     head = torch.nn.Linear(2, 3)
     stored = torch.tensor([[0.0, 0.0], [0.0, 2.0], [4.0, 0.0]])
-    mixed = MixedHead(head, stored, torch.tensor([2, 0, 1]), settings_of(1, 1.0, 1.0))
+    datastore = ExampleSet(stored, torch.tensor([2, 0, 1]))
+    mixed = MixedHead(head, datastore, settings_of(1, 1.0, 1.0))
     # The second example is so far from all others that the kernel is 0 in float32.
     z = torch.tensor([[0.1, 0.4], [0.0, 300.0], [5.0, 1.0]])
     predicted = mixed(z).exp().detach()

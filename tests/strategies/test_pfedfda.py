@@ -75,6 +75,13 @@ def adapted(a, i, received, how):
     return mixed(estimated(z, y, received), received, beta)
 
 
+def set_beta(how, monkeypatch):
+    """Let β be 1 (``local``) or 0 (``global``) instead of the best one."""
+    if how != "auto":
+        beta = float(how == "local")
+        monkeypatch.setattr(PFedFDAClient, "beta", lambda *_: beta)
+
+
 @pytest.mark.parametrize(
     ("how", "weighting", "within"),
     [
@@ -83,8 +90,9 @@ def adapted(a, i, received, how):
         ("auto", "uniform", 5e-5),
     ],
 )
-def test_every_round_matches_the_paper(how, weighting, within):
-    more = {"pfedfda_beta": how, "pfedfda_ridge": RIDGE, "weighting": weighting}
+def test_every_round_matches_the_paper(how, weighting, within, monkeypatch):
+    set_beta(how, monkeypatch)
+    more = {"pfedfda_ridge": RIDGE, "weighting": weighting}
     outcome = run("pfedfda", 4, evaluate=True, **more, **TASK)
     assert [len(clients) for clients in outcome.trained] == [3] * 4
     a, _ = start()
@@ -111,8 +119,9 @@ def test_every_round_matches_the_paper(how, weighting, within):
 
 
 @pytest.mark.parametrize(("how", "within"), [("local", 1e-5), ("auto", 1e-3)])
-def test_newcomer_saves_the_head_of_the_adapted_gaussians(how, within):
-    more = {"pfedfda_beta": how, "pfedfda_ridge": RIDGE, "fraction_train": 1.0}
+def test_newcomer_saves_the_head_of_the_adapted_gaussians(how, within, monkeypatch):
+    set_beta(how, monkeypatch)
+    more = {"pfedfda_ridge": RIDGE, "fraction_train": 1.0}
     outcome = run("pfedfda", 2, new_clients=1, **more, **TASK)
     (i,) = {*range(N)} - {*outcome.trained[-1]}
     client, arrays = outcome.client(i, 2), outcome.arrays[-1]
@@ -125,8 +134,9 @@ def test_newcomer_saves_the_head_of_the_adapted_gaussians(how, within):
     np.testing.assert_allclose(head, expected, atol=within)
 
 
-def test_client_with_global_beta_returns_the_received_gaussians():
-    result = run("pfedfda", 2, pfedfda_beta="global", **TASK)
+def test_client_with_beta_0_returns_the_received_gaussians(monkeypatch):
+    set_beta("global", monkeypatch)
+    result = run("pfedfda", 2, **TASK)
     for message, reply in result.between("train"):
         for name in (MEANS, COVARIANCE):
             sent, back = (m.content["arrays"][name].numpy() for m in (message, reply))
@@ -156,9 +166,10 @@ def pairs_of_one_class(num_clients):
 
 @pytest.mark.parametrize("task", [single, pairs_of_one_class])
 @pytest.mark.parametrize("beta", ["auto", "local"])
-def test_few_examples_need_no_ridge(task, beta):
-    own = {"task": f"{__name__}:{task.__name__}", "pfedfda_beta": beta}
-    result = run("pfedfda", 2, evaluate=True, pfedfda_ridge=0.0, **own)
+def test_few_examples_need_no_ridge(task, beta, monkeypatch):
+    set_beta(beta, monkeypatch)
+    own = {"task": f"{__name__}:{task.__name__}", "pfedfda_ridge": 0.0}
+    result = run("pfedfda", 2, evaluate=True, **own)
     assert [len(clients) for clients in result.trained] == [3, 3]
     assert all(np.isfinite(m["loss"]) for m in result.metrics[-1])
 
