@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from logging import INFO, WARNING
 from typing import Any, ClassVar, cast
 
@@ -69,13 +69,6 @@ NOBODY_INTERVAL = 30.0
 # Metrics under which a client may report its training loss: flwr-frl's, that of
 # Flower's templates, and the plain name.
 LOSSES = ("train-loss", "train_loss", "loss")
-# Arguments with which a strategy samples and averages as Flower's FedAvg does.
-FLOWERS: dict[str, object] = {
-    "fraction_train": 1.0,
-    "min_train_nodes": 2,
-    "min_available_nodes": 2,
-    "weighting": "examples",
-}
 
 
 @dataclass
@@ -270,8 +263,7 @@ class Strategy(Algorithm, uses_mean="only"):
 
     def _check_clients(self, num_clients: int) -> None:
         """Raise `SettingsError` unless a run can begin with this number of clients."""
-        sample = partial(self.sample, 1, list(range(num_clients)))
-        self._run.participation.check_clients(num_clients, sample)
+        self._run.participation.check_clients(num_clients)
 
     def _adapt_grid(self, grid: Grid) -> Grid:
         """Return the grid for the run; a subclass may return a decorated one.
@@ -279,10 +271,6 @@ class Strategy(Algorithm, uses_mean="only"):
         If the given grid has ``wait_for``, the returned one must have it as well.
         """
         return grid
-
-    def _expected_clients(self) -> set[str]:
-        """Return the names of earlier participants that may return."""
-        return set(self._run.clients.acknowledged)
 
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return those of the nodes that train in a round, in the same order."""
@@ -327,9 +315,7 @@ class Strategy(Algorithm, uses_mean="only"):
     def _identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part, in the order of their clients' names."""
         clients, privacy = self._run.clients, self._run.privacy
-        begun, nodes = bool(clients.known), clients.identify(grid)
-        while nodes and not begun and clients.wait_for_others(grid):
-            nodes = clients.identify(grid)
+        nodes = clients.identify(grid)
         if privacy and nodes:
             # All clients have the same structure.
             privacy.check_compatible(clients.known[nodes[0]].properties)
@@ -342,40 +328,22 @@ class Strategy(Algorithm, uses_mean="only"):
     def _connected_nodes(self, grid: Grid, trains: bool = False) -> list[int]:
         """Return the nodes that can take part; wait for one up to ``round-timeout``.
 
-        For training, nodes without training examples do not count. The wait ends as
-        soon as no earlier participant is missing, since only missing ones may return.
-        With in-process grids there is no wait.
+        For training, nodes without training examples do not count. With in-process
+        grids there is no wait.
         """
         clients = self._run.clients
         until = time.monotonic() + clients.round_timeout
         while True:
             nodes = self._identify(grid)
-            if trains:
-                nodes = self._usable(nodes)
-            if nodes or getattr(grid, "in_process", False):
-                return nodes
-            here = set(map(clients.name_of, clients.here))
+            nodes = self._usable(nodes) if trains else nodes
             left = until - time.monotonic()
-            if self._expected_clients() <= here or left <= 0:
+            if nodes or getattr(grid, "in_process", False) or left <= 0:
                 return nodes
             text = "waiting for clients: of the nodes that are here none takes part: %s"
             log(INFO, text, several(sorted(map(clients.label_of, clients.here))))
             time.sleep(min(left, NOBODY_INTERVAL))
 
     # Clients of other apps.
-
-    def initialize_parameters(self, client_manager: object) -> None:
-        """Raise `SettingsError`: an app of Flower's legacy API has passed the strategy.
-
-        Flower calls this method of strategies of `ServerAppComponents`.
-        """
-        name = type(self).__name__
-        raise SettingsError(
-            f"{name} is a strategy of Flower's Message API; expected @app.main() with "
-            f"{name}(...).start(grid, initial_arrays), not ServerAppComponents or a "
-            "workflow with LegacyContext",
-            "legacy-api",
-        )
 
     def _remedy(self) -> str:
         """Return what to do if the clients of another app lack something."""
@@ -437,13 +405,9 @@ class Strategy(Algorithm, uses_mean="only"):
     def _messages(self, round: Round, nodes: Sequence[int]) -> list[Message]:
         """Return messages of a round to nodes, and count their bytes."""
         messages, sent = list[Message](), round.sent
-        if not nodes:
-            return messages
         template = Message(RecordDict(), 0, round.kind, group_id=str(round.number))
         shared, common = {keys.ARRAYS: sent}, dict(round.config)
-        # The records' ids are unique as long as the messages hold the records.
-        sizes = dict[int, int]()
-        size_of_shared = size_of({**shared, keys.CONFIG: common}, sizes)
+        size_of_shared = size_of({**shared, keys.CONFIG: common})
         evaluates = round.kind == MessageType.EVALUATE
         for node in nodes:
             name, records = self._run.clients.name_of(node), shared
@@ -453,15 +417,15 @@ class Strategy(Algorithm, uses_mean="only"):
                 if self.settings.transport == "float16":
                     replaced = as_float16(replaced)
                 records = {keys.ARRAYS: ArrayRecord({**sent, **replaced})}
+                round.bytes_down += size_of(records) - size_of(shared)
             if more := {n: own[n] for n in own if n not in sent}:
                 records = {**records, keys.HEAD: to_record(more)}
+                round.bytes_down += size_of({keys.HEAD: records[keys.HEAD]})
                 if round.kind == MessageType.TRAIN and self._run.round.returns_own:
                     self._run.round.like[keys.HEAD] = records[keys.HEAD]
             config = self._config(node, round.config)
             messages.append(Request(template, node, records, config, common))
             round.bytes_down += size_of_shared + size_of(config)
-            if records is not shared:
-                round.bytes_down += size_of(records, sizes) - size_of(shared, sizes)
         round.asked.update(nodes)
         return messages
 
@@ -660,15 +624,11 @@ class Strategy(Algorithm, uses_mean="only"):
         restore_tree(self.state, state)
 
     def summary(self) -> None:
-        """Log the arguments, and those with which Flower's FedAvg differs."""
-        settings = self.settings
-        log(INFO, "\t├──> %s: %s", type(self).__name__, settings)
+        """Log the arguments."""
+        log(INFO, "\t└──> %s: %s", type(self).__name__, self.settings)
         if self._personal:
             names = ", ".join(self._personal)
-            log(INFO, "\t├──> Kept on the server for each client: %s", names)
-        differ = {n: v for n, v in FLOWERS.items() if getattr(settings, n) != v}
-        text = ", ".join(f"{name}={value!r}" for name, value in differ.items())
-        log(INFO, "\t└──> Flower's FedAvg would have: %s", text or "the same")
+            log(INFO, "\t└──> Kept on the server for each client: %s", names)
 
 
 def stored(key: str) -> Any:
@@ -700,12 +660,8 @@ def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:
         key, _ = min(shapes.items() ^ expected.items())
         line = f"{name} returns {key!r} with the shape {shapes.get(key)}"
         raise SettingsError(f"{line}; expected {expected.get(key)}")
-    return {
-        key: rounded_to(sent[key].dtype, array)
-        if sent and sent[key].dtype != array.dtype
-        else array
-        for key, array in arrays.items()
-    }
+    dtypes = {key: array.dtype for key, array in (sent or arrays).items()}
+    return {key: rounded_to(dtypes[key], array) for key, array in arrays.items()}
 
 
 def reliable_grid(strategy: Strategy, grid: Grid, longest: float) -> Grid:

@@ -6,7 +6,6 @@ they started. The base algorithm, with its personal parts, is unchanged.
 """
 
 from collections import deque
-from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -97,7 +96,7 @@ class Asynchronous(ClosesEarly, Closing):
         updates: dict[str, int] = self.strategy.state[ASYNCHRONOUS]["updates"]
         return updates
 
-    def check_clients(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
+    def check_clients(self, num_clients: int) -> None:
         """Raise `SettingsError` if there are too few clients, or B is too small."""
         active = self.settings.concurrency
         allowed = f"at most {num_clients}, the number of clients"

@@ -5,7 +5,6 @@ whose reply comes later keeps its previous personal part.
 """
 
 import math
-from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
@@ -104,10 +103,10 @@ class FirstReplies(ClosesEarly):
         super().__init__(strategy)
         self.initial_nodes, self.lengths = initial_nodes, lengths
 
-    def check_clients(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
+    def check_clients(self, num_clients: int) -> None:
         """Raise `SettingsError` unless there are enough clients for the first stage."""
-        super().check_clients(num_clients, sample)
-        sampled = len(sample())
+        super().check_clients(num_clients)
+        sampled = len(self.strategy.sample(1, list(range(num_clients))))
         allowed = f"at most {sampled}, the number of sampled clients"
         valid = self.initial_nodes <= sampled
         require(valid, "initial-nodes", self.initial_nodes, allowed)

@@ -186,8 +186,7 @@ def names_of(instance: object) -> set[str]:
 
 def test_an_author_meets_no_more_names_on_a_strategy():
     strategy = Strategy()
-    # Flower's legacy API, which is refused, calls `initialize_parameters`.
-    own = names_of(strategy) - names_of(FlowerStrategy) - {"initialize_parameters"}
+    own = names_of(strategy) - names_of(FlowerStrategy)
     values = {name: getattr(strategy, name) for name in own}
     parts = [v for v in values.values() if type(v).__module__.startswith("flwr_frl")]
     names = [*own, *(name for part in parts for name in names_of(part))]

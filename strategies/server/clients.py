@@ -212,22 +212,6 @@ class Clients:
             self._last = nodes, taking_part if self._settled else None
         return list(taking_part)
 
-    def wait_for_others(self, grid: Grid) -> bool:
-        """Return whether too few nodes can take part; wait up to a minute for a change.
-
-        Refused nodes, such as a device with another key, do not count for
-        ``min_available_nodes``. With in-process grids there is no wait.
-        """
-        count = len(self.here - self.refused.keys())
-        if (count >= self._min_available_nodes) or getattr(grid, "in_process", False):
-            return False
-        text = "waiting for clients: %d of %d nodes can take part"
-        log(INFO, text, count, self._min_available_nodes)
-        until = time.monotonic() + WAITING_INTERVAL
-        while set(grid.get_node_ids()) == self.here and time.monotonic() < until:
-            time.sleep(POLL_INTERVAL)
-        return True
-
     def _admitted(self, grid: Grid, nodes: list[int]) -> list[int]:
         """Return those of the nodes that can take part, and refuse the others."""
         here = {node: self.known[node] for node in nodes if node in self.known}
@@ -382,10 +366,9 @@ class Clients:
 
     def busy_nodes(self) -> list[int]:
         """Return the participants that still owe a reply, ordered by their names."""
-        busy = {n: self.known[n] for n in self.busy & self.known.keys()}
-        return self._by_name(
-            n for n, c in busy.items() if not (c.refusal or c.is_newcomer)
-        )
+        rows = {node: self.known[node] for node in self.busy & self.known.keys()}
+        left_out = {n for n, row in rows.items() if row.refusal or row.is_newcomer}
+        return self._by_name(rows.keys() - left_out)
 
     def declared(self, node: int, name: str) -> float:
         """Return a number that a node's client declared at first; inf for none."""
@@ -452,8 +435,7 @@ class Clients:
         """
         few = nodes[:: max(1, len(nodes) // ASKED)][:ASKED]
         answers = self.arrays(grid, few, keys.INITIAL_ARRAYS)
-        if not answers and len(few) < len(nodes):
-            others = [node for node in nodes if node not in few]
+        if others := [n for n in nodes if n not in few and not answers]:
             answers = self.arrays(grid, others, keys.INITIAL_ARRAYS)
         if not answers:
             raise self.nothing_sent(keys.INITIAL_ARRAYS)
@@ -484,8 +466,8 @@ class Clients:
         would return, the first fingerprint of its examples, and the node's registered
         name.
         """
-        row, checkpointed = self._rows.get(node), self.checkpointed
-        name = row.name if row else str(node)
+        row = self._rows.get(node, ClientInfo(str(node)))
+        name, checkpointed = row.name, self.checkpointed
         # Without checkpoints, clients need only the state of the previous round.
         if not self.checkpoints and not checkpointed:
             checkpointed = server_round - 1
@@ -499,7 +481,7 @@ class Clients:
         }
         if node in self.registered:
             config[keys.REGISTERED_NAME] = self.registered[node]
-        examples = row and row.properties.get(keys.EXAMPLES)
+        examples = row.properties.get(keys.EXAMPLES)
         if isinstance(examples, str):
             config[keys.EXAMPLES] = self._examples.setdefault(name, examples)
         return config

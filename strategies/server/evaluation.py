@@ -96,12 +96,10 @@ class Evaluation:
         self.metrics |= {reply.client: reply.metrics for reply in tested}
         self.rounds |= {reply.client: self.round.number for reply in tested}
         # Earlier metrics alone would not be an evaluation of this round.
-        busy = self._sampled.intersection(clients.busy_nodes() if tested else ())
-        before = [n for n in busy if clients.name_of(n) in self.metrics]
-        before.sort(key=clients.name_of)
-        every = [reply.metrics for reply in tested]
-        every += [self.metrics[clients.name_of(node)] for node in before]
+        busy = [n for n in clients.busy_nodes() if n in self._sampled and tested]
+        before = [node for node in busy if clients.name_of(node) in self.metrics]
         nodes = [*(reply.node for reply in tested), *before]
+        every = [self.metrics[clients.name_of(node)] for node in nodes]
         most = [declared(node, keys.NUM_TEST_EXAMPLES) for node in nodes]
         means = mean_metrics(every) | weighted_means(every, most)
         counts = {

@@ -18,9 +18,7 @@ from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
     NPY,
     Layout,
-    Matrix,
     MemoryArray,
-    ReplyRows,
     RowArrays,
     RowReply,
     entries_of,
@@ -56,8 +54,8 @@ SHARES = ("accuracy", "accuracy-global")
 REPLY_FACTOR, REPLY_ALLOWANCE = 2, 2**24
 # Number of values that are scaled at a time, so that they stay in the cache.
 SLICE = 2**15
-# Types of single values in a record.
-SCALARS = (int, float, str, bytes)
+# Types of values in a record, besides records.
+VALUES = (int, float, str, bytes, list)
 # Upper bound of an .npy header.
 MAX_HEADER = 4096
 
@@ -100,15 +98,13 @@ def check_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if len(values) > MOST_VALUES:
         raise InvalidReplyError(f"has {len(values):,} values, more than {MOST_VALUES}")
     for name, value in values.items():
-        valid = len(name) <= LONGEST_NAME and name.isprintable()
-        if isinstance(value, (int, float)):
-            valid = valid and abs(value) <= LARGEST
-        elif isinstance(value, list):
-            valid = valid and _length_of_list(value) <= LONGEST_VALUE
-            numbers = (v for v in value if isinstance(v, float))
-            valid = valid and all(abs(number) <= LARGEST for number in numbers)
-        else:
-            valid = valid and _length(value) <= LONGEST_VALUE
+        each = value if isinstance(value, list) else [value]
+        valid = (
+            len(name) <= LONGEST_NAME
+            and name.isprintable()
+            and _length(value) <= LONGEST_VALUE
+            and all(abs(v) <= LARGEST for v in each if isinstance(v, (int, float)))
+        )
         if valid and name in TEXTS:
             valid = isinstance(value, str)
         elif valid and name in COUNTS:
@@ -124,17 +120,12 @@ def check_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _length(value: object) -> int:
-    """Return the approximate size of a value in bytes."""
+    """Return the approximate size in bytes of a value, or of a list of values."""
     if isinstance(value, (str, bytes)):
         return len(value)
+    if isinstance(value, list):
+        return sum(map(_length, value))
     return 1 if isinstance(value, bool) else 8
-
-
-def _length_of_list(values: list[Any]) -> int:
-    """Return the approximate size of values of one type, as Flower's lists have."""
-    if isinstance(values[0] if values else 0, (str, bytes)):
-        return sum(map(len, values))
-    return sum(map(_length, values[:1])) * len(values)
 
 
 def reply_properties(reply: Message) -> Mapping[str, Any]:
@@ -268,45 +259,31 @@ def reply_arrays(reply: Message) -> ArrayRecord:
     """
     record = entries_of(reply.content).get(keys.ARRAYS)
     record = record if isinstance(record, ArrayRecord) else ArrayRecord()
-    for name, array in record.items():
-        try:
-            valid = np.dtype(array.dtype).kind in "biuf" and array.stype == NPY
-        except (TypeError, ValueError, SyntaxError):
-            valid = False
-        if not valid:
+    for name, array in checked_arrays(reply, keys.ARRAYS, record).items():
+        if array.dtype.kind not in "biuf" or record[name].stype != NPY:
             text = f"array {name!r} is of {array.dtype}, which are no numbers"
             raise InvalidReplyError(text)
-    checked_arrays(reply, keys.ARRAYS, record)
     return record
 
 
 # Sizes
 
 
-def size_of(record: Mapping[str, Any], known: dict[int, int] | None = None) -> int:
+def size_of(record: Mapping[str, Any]) -> int:
     """Return the bytes of a record: serialised arrays, values and names.
 
-    ``known`` caches the bytes of records inside it by their id, as messages may share
-    them. Flower's envelope is not counted. Flower's own count of bytes fails on empty
-    strings and lists.
+    Flower's envelope is not counted. Flower's own count of bytes fails on empty strings
+    and lists.
     """
     entries = record if isinstance(record, dict) else entries_of(record)
     if isinstance(record, ArrayRecord):
         return sum(map(len, entries)) + sum(map(num_bytes, entries.values()))
-    total, known = 0, {} if known is None else known
+    total = 0
     for name, value in entries.items():
         # Only simulated messages have a fingerprint; both count the same bytes.
-        if name == keys.EXAMPLES:
-            continue
-        total += len(name)
-        if isinstance(value, SCALARS):
-            total += _length(value)
-        elif isinstance(value, list):
-            total += _length_of_list(value)
-        else:
-            if id(value) not in known:
-                known[id(value)] = size_of(value, known)
-            total += known[id(value)]
+        if name != keys.EXAMPLES:
+            is_value = isinstance(value, VALUES)
+            total += len(name) + (_length(value) if is_value else size_of(value))
     return total
 
 
@@ -358,74 +335,38 @@ class RunningMean:
     _total: float = 0.0
     _sums: dict[str, npt.NDArray[np.float64]] = field(default_factory=dict)
     _dtypes: dict[str, np.dtype[np.generic]] = field(default_factory=dict)
-    # All sums as one row if they have a layout.
-    _matrix: Matrix | None = None
-    # Rows that are added together, and their numbers and weights.
-    _rows: ReplyRows | None = None
-    _added: list[tuple[int, float]] = field(default_factory=list)
+    # The sums of rows with this layout are views of a row.
+    _layout: Layout | None = None
+    _row: npt.NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
 
     def add(self, weight: float, arrays: Mapping[str, NDArray]) -> None:
         """Add arrays with a weight, at least 0."""
         self._total += weight
-        if not isinstance(arrays, RowArrays):
-            self._add_rows()
-            self._add(weight, arrays)
-            return
-        if self._rows is not arrays.rows:
-            self._add_rows()
-            self._rows = arrays.rows
-        self._added.append((arrays.row, weight))
-        if len(arrays.rows.matrix.rows) == 1:
-            self._add_rows()
-
-    def _add(self, weight: float, arrays: Mapping[str, NDArray]) -> None:
+        if isinstance(arrays, RowArrays):
+            rows, layout = arrays.rows.matrix
+            row = rows[arrays.row]
+            if layout is self._layout:
+                _add_scaled(self._row, weight, row)
+                return
+            if not self._sums:
+                self._layout, self._row = layout, np.multiply(row, weight, dtype=float)
+                views = layout.views(self._row)
+                self._sums = dict(zip(layout.places, views, strict=True))
+                self._dtypes = dict.fromkeys(layout.places, row.dtype)
+                return
         for name, value in arrays.items():
-            total = self._sums.get(name)
-            if total is None:
+            if name in self._sums:
+                _add_scaled(self._sums[name], weight, value)
+            else:
                 scaled = np.multiply(value, weight, dtype=np.float64, order="C")
                 # Arrays without dimensions stay arrays.
                 self._sums[name], self._dtypes[name] = np.asarray(scaled), value.dtype
-            elif weight == 1:
-                np.add(total, value, out=total)
-            else:
-                total, values = total.reshape(-1), value.reshape(-1)
-                for start in range(0, value.size, SLICE):
-                    part = slice(start, start + SLICE)
-                    total[part] += np.multiply(values[part], weight, dtype=np.float64)
-
-    def _add_rows(self) -> None:
-        """Add the rows in the order in which they came, as one after the other."""
-        of, added = self._rows, self._added
-        self._rows, self._added = None, []
-        if of is None:
-            return
-        (rows, layout), sums = of.matrix, self._matrix
-        if self._sums:
-            for number, weight in added:
-                if sums and sums.layout is layout:
-                    sums.rows[0] += np.multiply(rows[number], weight, dtype=np.float64)
-                else:
-                    self._add(weight, RowArrays(of, number))
-            return
-        numbers, weights = map(np.array, zip(*added, strict=True))
-        if not np.array_equal(numbers, np.arange(len(rows))):
-            rows = rows[numbers]
-        if (weights != 1).any():
-            rows = np.multiply(rows, weights[:, None], dtype=np.float64)
-        # NumPy sums a single column in pairs.
-        add = np.add.accumulate if layout.size == 1 else np.add.reduce
-        total = add(rows, axis=0, dtype=np.float64).reshape(-1, layout.size)[-1:]
-        self._matrix = Matrix(total, layout)
-        views = layout.views(total[0])
-        self._sums = dict(zip(layout.places, views, strict=True))
-        self._dtypes = dict.fromkeys(layout.places, np.dtype(np.float32))
 
     def result(self) -> Arrays | None:
         """Return the mean, only once; None if the weights sum to 0.
 
         The mean has the dtypes of the first arrays; integers are rounded.
         """
-        self._add_rows()
         if self._total == 0:
             return None
         means: Arrays = {}
@@ -436,6 +377,17 @@ class RunningMean:
             np.divide(total, self._total, out=mean, casting="same_kind")
             means[name] = mean if dtype.kind == "f" else rounded_to(dtype, mean)
         return means
+
+
+def _add_scaled(total: npt.NDArray[np.float64], weight: float, values: NDArray) -> None:
+    """Add the product of a weight and values to their sum, in place."""
+    if weight == 1:
+        np.add(total, values, out=total)
+        return
+    total, values = total.reshape(-1), values.reshape(-1)
+    for start in range(0, values.size, SLICE):
+        part = slice(start, start + SLICE)
+        total[part] += np.multiply(values[part], weight, dtype=np.float64)
 
 
 def mean(replies: Iterable[tuple[float, Mapping[str, NDArray]]]) -> Arrays | None:

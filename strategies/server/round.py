@@ -5,7 +5,7 @@ names.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from logging import INFO, WARNING
@@ -88,15 +88,10 @@ class Participation:
     # True if a round waits for the replies of all sampled clients.
     waits_for_all = True
 
-    def check_clients(self, num_clients: int, sample: Callable[[], list[int]]) -> None:
+    def check_clients(self, num_clients: int) -> None:
         """Raise `SettingsError` if no client would be sampled.
 
-        Parameters
-        ----------
-        num_clients : int
-            Number of clients when the run begins.
-        sample : callable
-            Returns the clients that the strategy samples in the first round.
+        ``num_clients`` is the number of clients when the run begins.
         """
         nobody = int(self.fraction * num_clients + 1e-9) == 0
         if nobody and self.least <= 1 and num_clients:
@@ -573,14 +568,12 @@ class Round:
         clients = self._strategy._run.clients
         order = sorted(self.asked, key=lambda node: (clients.name_of(node), node))
         valid: dict[int, Reply] = {}
-        came, to_average = set[int](), list[Reply]()
+        came = set[int]()
         for message in messages:
-            # The rows of several clients are averaged together.
             if isinstance(message, RowReply):
-                numbers = message.arrays.rows.metrics[keys.NUM_EXAMPLES]
-                node, is_alone = message.node, len(numbers) == 1
+                node = message.node
             else:
-                node, is_alone = message.metadata.src_node_id, True
+                node = message.metadata.src_node_id
             name = clients.name_of(node)
             came.add(node)
             if node not in self.asked and message.has_error():
@@ -595,9 +588,7 @@ class Round:
                 valid[node] = reply = self.accept(message)
                 self.bytes_up += reply.size
                 if self.running:
-                    to_average.append(reply)
-                    if is_alone:
-                        self._average(to_average)
+                    self._average(self.running, reply)
             except InvalidReplyError as error:
                 if message.has_content():
                     self.bytes_up += size_of(message.content)
@@ -609,8 +600,6 @@ class Round:
                     self.unused[name] = reply.unused
                     text = "client %s does not continue from its last state: %s"
                     log(WARNING, text, clients.label(name), reply.unused)
-        if self.running:
-            self._average(to_average)
         self.silent = [clients.name_of(node) for node in order if node not in came]
         if self.rejections:
             text = "rejected replies: %d; that of client %s %s"
@@ -618,22 +607,17 @@ class Round:
             log(WARNING, text, len(self.rejections), clients.label(name), reason)
         self.replies = [valid[node] for node in order if node in valid]
 
-    def _average(self, replies: list[Reply]) -> None:
-        """Add valid replies to the running mean, and empty the list and the replies."""
-        assert self.running
-        with np.errstate(over="ignore", invalid="ignore"):
-            weights = self._strategy.weights(replies)
-            for weight, reply in zip(weights, replies, strict=True):
-                self.running.add(weight, reply.shared())
-                del reply.decoded[keys.ARRAYS]
-                message: Any = reply.message
-                is_row = isinstance(message, RowReply)
-                if not (is_row and message.is_unread):
-                    del message.content[keys.ARRAYS]
-                # The rows of several clients are in memory until the last is averaged.
-                if is_row and len(message.arrays.rows.matrix.rows) == 1:
-                    del message.arrays.rows.matrix
-        replies.clear()
+    def _average(self, running: RunningMean, reply: Reply) -> None:
+        """Add a valid reply to the running mean, and drop its arrays."""
+        (weight,) = self._strategy.weights([reply])
+        running.add(weight, reply.shared())
+        del reply.decoded[keys.ARRAYS]
+        message = reply.message
+        if not (isinstance(message, RowReply) and message.is_unread):
+            del message.content[keys.ARRAYS]
+        elif len(message.arrays.rows.matrix.rows) == 1:
+            # The rows of several clients are in memory until the last is averaged.
+            del message.arrays.rows.matrix
 
     @property
     def failure(self) -> str:

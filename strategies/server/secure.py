@@ -324,7 +324,7 @@ class SecureRound:
         if reply.has_error() or node not in self.messages:
             self.failures[node] = reply
             return False
-        self.strategy._run.round.bytes_up += size_of(reply.content, {})
+        self.strategy._run.round.bytes_up += size_of(reply.content)
         try:
             record = entries_of(reply.content).get(SECURE)
             texts[node] = steps.texts_in(record, step, self.sums.session)

@@ -76,23 +76,10 @@ def test_name_of_an_offline_device_cannot_be_taken(wrap, caplog) -> None:
     assert [1, 9, 4] in [strategy._identify(renamed) for _ in range(4)]
 
 
-def test_a_new_key_is_explained_and_does_not_count_as_available(
-    monkeypatch, caplog
-) -> None:
-    strategy = keyed(averaging(min_available_nodes=3))
+def test_a_new_key_is_explained(caplog) -> None:
+    strategy = keyed(averaging())
     strategy._run.clients.keys = dict.fromkeys("b", "digest of its former key")
-    grid = Keyed(FIRST | {4: b"key of d"}, NAMES | {4: "d"})
-    grid.in_process = False
-    late = grid.contexts.pop(4)
-    waited = []
-
-    def arrive(seconds: float) -> None:
-        waited.append(seconds)
-        grid.contexts[4] = late
-
-    monkeypatch.setattr("flwr_frl.strategies.server.clients.time.sleep", arrive)
-    assert strategy._identify(grid) == [1, 3, 4]
-    assert len(waited) == 1
+    assert strategy._identify(Keyed(FIRST, NAMES)) == [1, 3]
     remedy = "restore the device's former key, choose another name, or begin a run"
     assert f"'b', which is the name of another key; {remedy}" in caplog.text
 

@@ -15,15 +15,13 @@ import pytest
 from client_messages import values_of
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.server import ServerAppComponents, ServerConfig
-from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg as FlowerFedAvg
 from flwr.serverapp.strategy import Result
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.strategies import IFCA, SRPFL, FedAvg, FedRep, FFALoRA
+from flwr_frl.strategies import FedAvg, FedRep, FFALoRA
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulation import InlineGrid
 
@@ -320,15 +318,6 @@ def test_ffa_lora_keeps_the_initial_a_of_another_app() -> None:
         assert same == ("lora_A" in name)
 
 
-def test_the_arguments_that_flower_s_fedavg_would_have_are_named(caplog):
-    # A command in an earlier test may have hidden Flower's messages.
-    caplog.set_level("INFO", "flwr")
-    run(OURS.format("FedAvg"), f"FedAvg({ALL})")
-    (line,) = [x for x in caplog.messages if "Flower's FedAvg" in x]
-    assert "weighting='examples'" in line
-    assert "fraction_train" not in line
-
-
 def test_new_arguments_of_start_reach_flower(monkeypatch) -> None:
     def start(self: Any, grid: Any, *args: Any, **kwargs: Any) -> Result:
         assert isinstance(grid, Inbox)
@@ -339,14 +328,3 @@ def test_new_arguments_of_start_reach_flower(monkeypatch) -> None:
     more = {"timeout": 7.0, "should_stop": "it"}
     started = FedRep().start(grid, ArrayRecord(), 3, **more)
     assert started.arrays == (7, "it")
-
-
-@pytest.mark.parametrize("strategy", [FedRep(), IFCA(), SRPFL(FedRep())])
-def test_the_legacy_api_is_refused_in_one_line(strategy: Any) -> None:
-    config = ServerConfig(num_rounds=1)
-    parts = ServerAppComponents(strategy=strategy, config=config)
-    app = ServerApp(server_fn=lambda context: parts)
-    with pytest.raises(SettingsError) as caught:
-        app(ConnectedGrid(client_app(), N, CONFIG), Context(1, 0, {}, RecordDict(), {}))
-    assert caught.value.code == "legacy-api"
-    assert "\n" not in str(caught.value)
