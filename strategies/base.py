@@ -386,7 +386,7 @@ class Strategy(Algorithm, uses_mean="only"):
             self._run.round = round
         if round.kind != MessageType.TRAIN:
             round.nodes = self._run.clients.answering(round.nodes)
-        round.asked = set(round.nodes)
+        round.asked = dict.fromkeys(round.nodes, round.number)
         if round.kind == MessageType.TRAIN:
             round.like = {keys.ARRAYS: round.sent}
             self.begin(round)
@@ -426,7 +426,7 @@ class Strategy(Algorithm, uses_mean="only"):
             config = self._config(node, round.config)
             messages.append(Request(template, node, records, config, common))
             round.bytes_down += size_of_shared + size_of(config)
-        round.asked.update(nodes)
+        round.asked |= dict.fromkeys(nodes, round.number)
         return messages
 
     def _config(self, node: int, config: ConfigRecord) -> dict[str, Any]:
@@ -487,11 +487,8 @@ class Strategy(Algorithm, uses_mean="only"):
             for reply in round.replies if self._personal else ():
                 self.state.setdefault(PERSONAL, {})[reply.client] = reply.personal()
             metrics |= self.metrics(round)
-            asked_in = {
-                r.client: round.asked_in.get(r.node, round.number)
-                for r in round.replies
-            }
-            run.clients.acknowledge(asked_in, round.number)
+            made_in = {reply.client: round.asked[reply.node] for reply in round.replies}
+            run.clients.acknowledge(made_in, round.number)
         metrics |= run.participation.close(round, arrays)
         # Replies hold whole messages.
         round.replies, round.running = [], None

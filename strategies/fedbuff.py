@@ -14,8 +14,7 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common.arrays import memory_record
 from flwr_frl.common.messages import BATCH_NORM, SERVER_ROUND
-from flwr_frl.common.settings import Settings, require, setting
-from flwr_frl.strategies.algorithms import build_strategy
+from flwr_frl.common.settings import require, setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.inbox import Closing
 from flwr_frl.strategies.server.replies import Arrays, rounded_to, size_of
@@ -169,8 +168,7 @@ class Asynchronous(ClosesEarly, Closing):
         _, version = self._since.pop(node)
         self._staleness[node] = staleness = self.version - version
         current = self.strategy._run.round
-        current.asked.add(node)
-        current.asked_in[node] = version
+        current.asked[node] = version
         limit: int = self.settings.max_staleness
         return limit < 0 or staleness <= limit
 
@@ -183,7 +181,7 @@ class Asynchronous(ClosesEarly, Closing):
             if reply.has_content():
                 current.bytes_up += size_of(reply.content)
             if current.is_valid(reply):
-                made_in = {name: current.asked_in[node]}
+                made_in = {name: current.asked[node]}
                 self.strategy._run.clients.acknowledge(made_in, self.version)
         return super().take(reply, is_used)
 
@@ -191,7 +189,7 @@ class Asynchronous(ClosesEarly, Closing):
 
     def sent_to(self, node: int, round: Round) -> Arrays:
         """Return the version that a node was sent."""
-        return self._versions[round.asked_in[node]]
+        return self._versions[round.asked[node]]
 
     def rebased(self, node: int, arrays: Arrays) -> Arrays:
         """Return x + η s(τ) Δ, where x is the current version and Δ the change.
@@ -206,7 +204,7 @@ class Asynchronous(ClosesEarly, Closing):
             return arrays
         weight = (1.0 + staleness) ** -self.settings.staleness_exponent
         current = self._versions[self.version]
-        version = self.strategy._run.round.asked_in[node]
+        version = self.strategy._run.round.asked[node]
         sent = self._versions[version] if self.from_sent else current
         moved = dict(arrays)
         for name, array in arrays.items():
@@ -312,14 +310,6 @@ class AsynchronousRounds(Wrapping):
         valid = traits.uses_mean == "only" and not traits.replies_are_changes
         needed = "an algorithm that averages and does not need all replies of a round"
         return "" if valid else needed
-
-    @classmethod
-    def _build(cls, settings: Settings) -> Strategy:
-        """Return the base that the settings name, with asynchronous participation."""
-        wrapped: Strategy = build_strategy(cls.wrapped_settings(settings))
-        super()._build(settings, wrapped)
-        wrapped._run.participation.set_rounds(int(settings["num-server-rounds"]))
-        return wrapped
 
 
 class FedBuff(AsynchronousRounds):

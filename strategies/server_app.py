@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from flwr.app import Context, UserConfig
+from flwr.app import Context
 from flwr.common import log
 from flwr.serverapp import Grid, ServerApp
 
@@ -225,35 +225,18 @@ def server_settings(given: Settings) -> Settings:
     return resolve(given, settings_owners, strict=not foreign)
 
 
-def make_app(run_config: UserConfig | None = None) -> ServerApp:
-    """Return the ServerApp.
-
-    Parameters
-    ----------
-    run_config : UserConfig, optional
-        Settings; by default those of the context, which ``flwr run`` sets.
-
-    Returns
-    -------
-    ServerApp
-        The app.
-    """
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        overrides = context.run_config if run_config is None else run_config
-        shorten_errors()
-        settings = server_settings(overrides)
-        summary = serve(grid, settings)
-        output = Path(str(settings["output"]))
-        with log_os_errors("the table and the figures"):
-            write_paper(output, compare(output))
-        if why := failure(short_name(str(settings["algorithm"])), summary):
-            raise SettingsError(why, LOST)
-        log(INFO, "finished: %s", summary)
-
-    return app
+app = ServerApp()
 
 
-app = make_app()
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the algorithm that the run config names, and write its results."""
+    shorten_errors()
+    settings = server_settings(context.run_config)
+    summary = serve(grid, settings)
+    output = Path(str(settings["output"]))
+    with log_os_errors("the table and the figures"):
+        write_paper(output, compare(output))
+    if why := failure(short_name(str(settings["algorithm"])), summary):
+        raise SettingsError(why, LOST)
+    log(INFO, "finished: %s", summary)

@@ -12,7 +12,7 @@ from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flwr_frl.common.settings import Setting, Settings, declared, require, setting
-from flwr_frl.strategies.algorithms import build_strategy, strategy_class
+from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.inbox import Closing
 from flwr_frl.strategies.grids.speeds import SpeedModel, Times, speed_model
@@ -236,20 +236,11 @@ class SRPFL(Wrapping):
         return "" if samples else "an algorithm whose sampled clients train at once"
 
     @classmethod
-    def _build(cls, settings: Settings) -> Strategy:
+    def _build(cls, settings: Settings, *positional: Any, **others: Any) -> Strategy:
         """Return the wrapped strategy of the settings, with SRPFL's participation."""
-        wrapped: Strategy = build_strategy(cls.wrapped_settings(settings))
-        total, newcomers = int(settings["num-clients"]), int(settings["new-clients"])
         # The theory needs the speeds of at least one client.
-        allowed = f"at most {total - 1}, so that one of {total} clients trains"
-        require(newcomers < total, "new-clients", newcomers, allowed)
-        super()._build(
-            settings,
-            wrapped,
-            num_rounds=int(settings["num-server-rounds"]),
-            speeds=speed_model(settings, total - newcomers),
-        )
-        return wrapped
+        clients = max(1, int(settings["num-clients"]) - int(settings["new-clients"]))
+        return super()._build(settings, speeds=speed_model(settings, clients))
 
 
 class LGSRPFL(SRPFL):

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from flwr.serverapp import Grid
 
 from flwr_frl.common.settings import Setting, Settings, SettingsError, require
-from flwr_frl.strategies.algorithms import strategy_class
+from flwr_frl.strategies.algorithms import build_strategy, strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.inbox import Closing
 from flwr_frl.strategies.server.aggregation import assumed_byzantine, least_replies
@@ -81,6 +81,14 @@ class Wrapping(Algorithm):
         name = cls.base or str(settings[cls.base_setting])
         wrapped = {**settings, "algorithm": name}
         cls._check_base(strategy_class(wrapped), cls.base_setting, name)
+        return wrapped
+
+    @classmethod
+    def _build(cls, settings: Settings, *positional: Any, **others: Any) -> Strategy:
+        """Return the wrapped strategy of the settings, with another participation."""
+        wrapped: Strategy = build_strategy(cls.wrapped_settings(settings))
+        super()._build(settings, wrapped, **others)
+        wrapped._run.participation.set_rounds(int(settings["num-server-rounds"]))
         return wrapped
 
     @classmethod

@@ -38,8 +38,6 @@ RuleName = Literal[
 RULES = get_args(RuleName)
 # Distinguishes the draws of buckets from others of the same seed.
 BUCKETS = 0xB0C4
-# Rules that need the arrays that were sent.
-CENTRED = ("clip", CENTERED_CLIP, "multi-krum", "geometric-median")
 # ν of the smoothed Weiszfeld algorithm, as in its authors' experiments, and its number
 # of iterations. The authors use 3, as there each is a round with the clients.
 SMOOTHING, ITERATIONS = 1e-6, 100

@@ -281,10 +281,8 @@ class Round:
         compressed changes.
     attached_bytes : int
         Number of expected bytes besides arrays and numbers.
-    asked : set of int
-        Nodes that are asked.
-    asked_in : dict of int to int
-        Round of the message that a node answers, if it may be an earlier round.
+    asked : dict of int to int
+        Nodes that are asked, and the round of the message that each answers.
     rejections : list of (str, str)
         Clients whose replies were rejected, with the reason.
     silent : list of str
@@ -311,8 +309,7 @@ class Round:
     like: dict[str, ArrayRecord] = field(default_factory=dict)
     layout: Layout | None = None
     attached_bytes: int = 0
-    asked: set[int] = field(default_factory=set)
-    asked_in: dict[int, int] = field(default_factory=dict)
+    asked: dict[int, int] = field(default_factory=dict)
     rejections: list[tuple[str, str]] = field(default_factory=list)
     silent: list[str] = field(default_factory=list)
     unused: dict[str, str] = field(default_factory=dict)
@@ -418,13 +415,12 @@ class Round:
 
     def _combined(self, replies: list[Reply]) -> Arrays | None:
         """Return the result of the rule of ``aggregation`` or of private averaging."""
-        strategy, rule = self._strategy, self._strategy.settings.aggregation
+        strategy, centre = self._strategy, self.centre()
         arrays = [reply.shared() for reply in replies]
-        centre = self.centre() if strategy._run.privacy or rule in rules.CENTRED else {}
         if strategy._run.privacy:
             return strategy._run.privacy.mean(self.clients, arrays, centre)
         combine = partial(strategy._apply_rule, strategy.weights(replies), arrays)
-        if rule != rules.CENTERED_CLIP:
+        if strategy.settings.aggregation != rules.CENTERED_CLIP:
             return combine(centre)
         last = strategy.state.get(LAST_CHANGE, {})
         moved, change = rules.about_last_change(combine, centre, last)
@@ -488,7 +484,7 @@ class Round:
             shared = as_float32(reply.decoded[keys.ARRAYS], self.record)
             reply.decoded[keys.ARRAYS] = shared
         # Detects repeated content; a Byzantine client can report any round.
-        expected = self.asked_in.get(reply.node, self.number)
+        expected = self.asked.get(reply.node, self.number)
         if (reported := reply.metrics.get(keys.SERVER_ROUND, expected)) != expected:
             raise InvalidReplyError(
                 f"is of round {reported:g}, not of round {expected}"

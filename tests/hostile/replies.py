@@ -111,7 +111,7 @@ class Target:
         self.inner._restore(copy.deepcopy(self.before))
         asked = self.asked
         self.owner.round = round = copy.copy(asked)
-        round.asked, round.asked_in = set(asked.asked), dict(asked.asked_in)
+        round.asked = dict(asked.asked)
         round.like, round.rejections, round.unused = dict(asked.like), [], {}
         round.replies, round.running = [], None
         if isinstance(self.arrived, Asynchronous):

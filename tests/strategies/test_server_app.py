@@ -18,7 +18,7 @@ from flwr_frl.common.settings import SettingsError, defaults, resolve
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import to_record
-from flwr_frl.strategies.server_app import make_app, serve, server_settings
+from flwr_frl.strategies.server_app import app, serve, server_settings
 
 
 def rounds_of(strategy, rounds: range = range(1, 4), **options):
@@ -194,7 +194,7 @@ def test_settings_errors_are_logged_in_one_line_and_others_with_traceback(
     # Failing more than once changes nothing.
     for _ in range(3):
         with pytest.raises(SettingsError):
-            make_app({"seed": 0.5})(None, None)
+            app(None, Context(1, 0, {}, RecordDict(), {"seed": 0.5}))
     caplog.clear()
     try:
         raise error
@@ -216,6 +216,6 @@ def test_app_whose_checkpoint_cannot_be_written_fails(tmp_path, monkeypatch):
     monkeypatch.setattr("flwr_frl.strategies.server.checkpoint.write_atomically", full)
     config = {"algorithm": "fedavg", "num-server-rounds": 1, "output": str(tmp_path)}
     with pytest.raises(SettingsError, match="not written: fedavg/checkpoint") as error:
-        make_app()(grid_of(4), Context(1, 0, {}, RecordDict(), config))
+        app(grid_of(4), Context(1, 0, {}, RecordDict(), config))
     assert error.value.code == "output"
     assert "fedavg" in (tmp_path / "summary.json").read_text()

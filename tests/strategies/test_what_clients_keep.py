@@ -120,7 +120,7 @@ def flower(output: Path, rounds: int, device: Path | None = None, **more) -> lis
     for context in grid.contexts.values():
         if device:
             context.node_config["state-dir"] = str(device)
-    server_app.make_app()(grid, Context(1, 0, {}, RecordDict(), given))
+    server_app.app(grid, Context(1, 0, {}, RecordDict(), given))
     lines = (output / "ditto" / "metrics.jsonl").read_text().splitlines()
     return [{**json.loads(line), "seconds": 0} for line in lines]
 
