@@ -103,7 +103,7 @@ def with_sources(settings: Mapping[str, Any]) -> Errors:
             **({"descent-steps": steps} if steps else {}),
         }
         strategy = build_strategy(changed)
-        strategy._restore(teachers.strategy._snapshot()())
+        strategy._restore(teachers.strategy._snapshot())
         late = LastClient(make_app(changed), count + 1)
         found: Errors = {}
         run_rounds(

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from logging import INFO, WARNING
@@ -375,7 +375,7 @@ class Strategy(Algorithm, uses_mean="only"):
     def _open_round(self, round: Round) -> list[Message]:
         """Return a message for each node of a round, and expect replies to them."""
         round.config[keys.SERVER_ROUND] = round.number
-        clients = self._run.clients
+        clients, nodes = self._run.clients, round.nodes
         if clients.run_token:
             round.config[keys.RUN] = clients.run_token
         if clients.columns:
@@ -384,9 +384,11 @@ class Strategy(Algorithm, uses_mean="only"):
             self._run.evaluation.round = round
         else:
             self._run.round = round
-        if round.kind != MessageType.TRAIN:
-            round.nodes = self._run.clients.answering(round.nodes)
-        round.asked = dict.fromkeys(round.nodes, round.number)
+        if busy := clients.busy.intersection(nodes):
+            nodes = [node for node in nodes if node not in busy]
+            names = several(sorted(map(clients.label_of, busy)))
+            log(INFO, "not asked, as answers are still to come: %s", names)
+        round.asked = dict.fromkeys(nodes, round.number)
         if round.kind == MessageType.TRAIN:
             round.like = {keys.ARRAYS: round.sent}
             self.begin(round)
@@ -400,7 +402,7 @@ class Strategy(Algorithm, uses_mean="only"):
             if dtypes <= {"float32"} and not self._run.uploads:
                 shapes = tuple(tuple(array.shape) for array in arrays.values())
                 round.layout = layout_of((*arrays,), shapes)
-        return self._messages(round, round.nodes)
+        return self._messages(round, nodes)
 
     def _messages(self, round: Round, nodes: Sequence[int]) -> list[Message]:
         """Return messages of a round to nodes, and count their bytes."""
@@ -585,11 +587,10 @@ class Strategy(Algorithm, uses_mean="only"):
     ) -> Iterable[Message]:
         """Send the shared arrays to all clients, or ``fraction-evaluate`` of them."""
         nodes, clients = self._connected_nodes(grid), self._run.clients
-        evaluation = self._run.evaluation
         if busy := clients.busy_nodes():
             # The earlier metrics of busy clients count, if they are sampled.
             nodes = sorted({*nodes, *busy}, key=lambda n: (clients.name_of(n), n))
-        nodes = evaluation.sample(server_round, nodes)
+        nodes = self._run.evaluation.sampling.sample(server_round, nodes)
         kind = MessageType.EVALUATE
         round = Round(self, server_round, arrays, config, nodes, kind)
         return sendable(self._open_round(round), grid)
@@ -604,8 +605,8 @@ class Strategy(Algorithm, uses_mean="only"):
 
     # State.
 
-    def _snapshot(self) -> Callable[[], State]:
-        """Return a function that returns, at any later time, the state as it is now."""
+    def _snapshot(self) -> State:
+        """Return the state as it is now, for a checkpoint that is written later."""
         clients, evaluation = self._run.clients, self._run.evaluation
         values = clients.state_dict()
         if evaluation.sampling.fraction < 1 or clients.busy:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from logging import WARNING
 from typing import Annotated, Any, ClassVar, cast
 
@@ -309,7 +309,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
 
     # State.
 
-    def _snapshot(self) -> Callable[[], State]:
+    def _snapshot(self) -> State:
         """Return the state; the graph and the messages are part of it."""
         self.state["edges"] = self.edges
         self.state["relay"] = {"names": self.names, "lost": sorted(self.lost)}

@@ -91,10 +91,8 @@ class SpeedModel(Checked):
         allowed = f"a finite number of at least 0 a line, for each of {n} clients"
         with reading(Path(name), "speed-model", allowed):
             times = np.loadtxt(name, ndmin=1, encoding="utf-8").ravel()[:n]
-        wrong = times[~((times >= 0) & (times < np.inf))]
-        found = str(wrong[0]) if len(wrong) else f"there are {len(times)}"
-        valid = len(times) == n and not len(wrong)
-        require(valid, f"a time of speed-model {name!r}", found, allowed)
+        valid = len(times) == n and bool(((times >= 0) & (times < np.inf)).all())
+        require(valid, "speed-model", name, f"a file with {allowed}")
         return times
 
     def times(self, server_round: int) -> Times:

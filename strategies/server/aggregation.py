@@ -55,10 +55,11 @@ def make_rule(name: str, byzantine_fraction: float, clip_norm: float) -> Rule:
     clip_norm : float
         Bound of ``clip`` and ``centered-clip``.
     """
+    trimmed = partial(trimmed_mean, share=byzantine_fraction)
     rules: dict[str, Rule] = {
         "mean": lambda weights, replies, sent: mean(zip(weights, replies, strict=True)),
-        "median": by_coordinate(median),
-        "trimmed-mean": by_coordinate(partial(trimmed_mean, share=byzantine_fraction)),
+        "median": lambda weights, replies, sent: by_coordinate(median, replies),
+        "trimmed-mean": lambda weights, replies, sent: by_coordinate(trimmed, replies),
         "clip": partial(clip, bound=clip_norm),
         CENTERED_CLIP: partial(clip, bound=clip_norm),
         "multi-krum": partial(multi_krum, share=byzantine_fraction),
@@ -67,20 +68,18 @@ def make_rule(name: str, byzantine_fraction: float, clip_norm: float) -> Rule:
     return rules[name]
 
 
-def by_coordinate(combine: Callable[[Floats], Floats]) -> Rule:
-    """Return the rule that combines the values of each entry independently.
+def by_coordinate(
+    combine: Callable[[Floats], Floats], replies: Sequence[Arrays]
+) -> Arrays:
+    """Combine the values of each entry independently.
 
     ``combine`` maps values of shape (n, …), which it may sort in place, to shape (…).
     """
-
-    def rule(weights: Sequence[float], replies: Sequence[Arrays], sent: Sent) -> Arrays:
-        combined: Arrays = {}
-        for name, like in replies[0].items():
-            stacked = np.stack([r[name] for r in replies]).astype(np.float64)
-            combined[name] = rounded_to(like.dtype, combine(stacked))
-        return combined
-
-    return rule
+    combined: Arrays = {}
+    for name, like in replies[0].items():
+        stacked = np.stack([r[name] for r in replies]).astype(np.float64)
+        combined[name] = rounded_to(like.dtype, combine(stacked))
+    return combined
 
 
 def median(values: Floats) -> Floats:
@@ -198,10 +197,9 @@ def geometric_median(
         c = votes / np.maximum(np.sqrt(np.maximum(squares, 0)), SMOOTHING)
         c /= c.sum()
     result = cast(Arrays, mean(zip(c, replies, strict=True)))
-    for name in (name for name in sent if not _is_float(sent[name])):
-        values = np.stack([r[name] for r in replies]).astype(np.float64)
-        result[name] = rounded_to(result[name].dtype, median(values))
-    return result
+    integers = [name for name in sent if not _is_float(sent[name])]
+    counters = [{name: reply[name] for name in integers} for reply in replies]
+    return result | by_coordinate(median, counters)
 
 
 def in_buckets(

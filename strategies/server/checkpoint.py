@@ -1,7 +1,6 @@
 """Checkpoints: everything that the server needs to continue a run after a round."""
 
 import json
-from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,11 +35,11 @@ class State(NamedTuple):
     values: dict[str, Any]
 
 
-def snapshot_of(tree: dict[str, Any], values: dict[str, Any]) -> Callable[[], State]:
-    """Return a function that returns a tree and values as they are now.
+def snapshot_of(tree: dict[str, Any], values: dict[str, Any]) -> State:
+    """Return a tree and values as they are now.
 
     Called after each round, so it only copies the dicts, which takes far less time than
-    encoding them. The returned function encodes the copies.
+    encoding them for a file.
 
     Parameters
     ----------
@@ -86,7 +85,7 @@ def snapshot_of(tree: dict[str, Any], values: dict[str, Any]) -> Callable[[], St
 
     about = {n: dict(v) if isinstance(v, dict) else v for n, v in values.items()}
     about |= {"state": copied(tree, []), "paths": paths}
-    return lambda: State(arrays, json.loads(json.dumps(about)))
+    return State(arrays, about)
 
 
 def restore_tree(tree: dict[str, Any], state: State) -> None:

@@ -5,7 +5,7 @@ import hashlib
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any
@@ -30,8 +30,8 @@ from flwr_frl.strategies.server.replies import (
 
 # Seconds to wait for the answer to a query.
 QUERY_TIMEOUT = 600.0
-# Seconds between two checks of the connected nodes, and between two log messages.
-POLL_INTERVAL, WAITING_INTERVAL = 0.5, 60.0
+# Seconds between two checks of the connected nodes.
+POLL_INTERVAL = 0.5
 # Number of times that a refused node is skipped before it is asked again.
 RESTS = 3
 # Number of clients that are asked for the initial model at first.
@@ -178,10 +178,10 @@ class Clients:
         """
         # Once the run has begun, nodes that leave must not block it.
         awaited = 1 if self.known else self._min_available_nodes
-        logged, at = -1, 0.0
+        logged = -1
         while len(nodes := sorted(grid.get_node_ids())) < awaited:
-            if len(nodes) != logged or time.monotonic() - at >= WAITING_INTERVAL:
-                logged, at = len(nodes), time.monotonic()
+            if len(nodes) != logged:
+                logged = len(nodes)
                 names = several([self.label_of(node) for node in nodes])
                 text = "waiting for clients: %d of %d nodes are here: %s"
                 log(INFO, text, logged, awaited, names)
@@ -375,15 +375,6 @@ class Clients:
         # The client may have another node since it was asked; rows stay.
         row = self._rows.get(node, ClientInfo(""))
         return float(row.properties.get(name, math.inf))
-
-    # Nodes that owe a reply.
-
-    def answering(self, nodes: Sequence[int]) -> list[int]:
-        """Return the nodes that can be sent an evaluation; log the others."""
-        if left := [node for node in nodes if node in self.busy]:
-            names = several([self.label_of(node) for node in left])
-            log(INFO, "not asked, as answers are still to come: %s", names)
-        return [node for node in nodes if node not in self.busy]
 
     # Arrays that clients send before the training.
 

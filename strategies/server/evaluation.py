@@ -52,8 +52,6 @@ class Evaluation:
         self.round, self.sampling = round, sampling
         self.metrics: dict[str, dict[str, float]] = {}
         self.rounds: dict[str, int] = {}
-        # The nodes that were drawn for this evaluation, busy ones among them.
-        self._sampled = frozenset[int]()
         # Clients without test examples, which have been logged.
         self._untested: set[str] = set()
 
@@ -61,13 +59,6 @@ class Evaluation:
     def replies(self) -> list[Reply]:
         """Valid replies of the last evaluation, from clients with test examples."""
         return [reply for reply in self.round.replies if reply.metrics]
-
-    def sample(self, server_round: int, nodes: list[int]) -> list[int]:
-        """Return the nodes to evaluate in a round, in the same order."""
-        nodes = nodes if self.sampling.fraction else []
-        nodes = self.sampling.sample(server_round, nodes)
-        self._sampled = frozenset(nodes)
-        return nodes
 
     def aggregate(self, clients: Clients) -> MetricRecord:
         """Store the clients' metrics and return means over clients with test examples.
@@ -96,7 +87,8 @@ class Evaluation:
         self.metrics |= {reply.client: reply.metrics for reply in tested}
         self.rounds |= {reply.client: self.round.number for reply in tested}
         # Earlier metrics alone would not be an evaluation of this round.
-        busy = [n for n in clients.busy_nodes() if n in self._sampled and tested]
+        sampled = set(self.round.nodes if tested else ())
+        busy = [node for node in clients.busy_nodes() if node in sampled]
         before = [node for node in busy if clients.name_of(node) in self.metrics]
         nodes = [*(reply.node for reply in tested), *before]
         every = [self.metrics[clients.name_of(node)] for node in nodes]
@@ -214,9 +206,8 @@ def let_join(
             metrics = dict(reply.metrics)
             # The number of examples for training in place of those for the test.
             count = metrics[keys.NUM_EXAMPLES] = int(metrics.pop(keys.FITTED, 0))
-            entries = metrics_of.setdefault(reply.client, {})
             # With few examples, two fractions may be the same number of examples.
-            entries[count] = metrics
+            metrics_of.setdefault(reply.client, {})[count] = metrics
     # Without all its examples a newcomer's value cannot be compared with the others'.
     for name in metrics_of.keys() - answered:
         label = strategy._run.clients.label(name)

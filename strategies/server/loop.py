@@ -152,7 +152,7 @@ class Loop:
         self._began = time.monotonic() - self.start.seconds
         self._grid: Any = None
         # The checkpoint of the last round until it is written, in case the run ends.
-        self._unwritten: Callable[[], Checkpoint] | None = None
+        self._unwritten: Checkpoint | None = None
         # Number of consecutive rounds without a valid reply.
         self._empty = 0
         self._connected = frozenset[int]()
@@ -185,7 +185,7 @@ class Loop:
             # The run can be resumed, regardless of what ended it.
             ended = isinstance(error, (Exception, KeyboardInterrupt, SystemExit))
             if ended and self._unwritten is not None:
-                self._write(self._unwritten(), last=True)
+                self._write(self._unwritten, last=True)
             self.write_status("stopped")
             raise
         self.write_status("finished")
@@ -246,20 +246,15 @@ class Loop:
         if ends := 0 < settings.patience <= since:
             text = "the run ends: no better validation in %d evaluations since round %d"
             log(INFO, text, since, best)
-        # Few snapshots are written, and only those are encoded.
         state, every = self.strategy._snapshot(), settings.checkpoint_every
-
-        def checkpoint() -> Checkpoint:
-            about = server_round, arrays, state(), seconds, self.report.settings
-            return Checkpoint(*about)
-
+        about = server_round, arrays, state, seconds, self.report.settings
+        self._unwritten = checkpoint = Checkpoint(*about)
         if settings.keep_best and best == server_round:
             with self.report.writing(BEST_FILE):
-                checkpoint().write(self.report.directory, BEST_FILE)
-        self._unwritten = checkpoint
+                checkpoint.write(self.report.directory, BEST_FILE)
         is_last = ends or server_round == self.settings.num_server_rounds
         if is_last or (every and server_round % every == 0):
-            self._write(checkpoint(), is_last)
+            self._write(checkpoint, is_last)
         return ends
 
     def _add_row(

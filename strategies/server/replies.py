@@ -180,10 +180,10 @@ def checked_arrays(
             f"lacks arrays {sorted(missing)} and has unknown arrays {sorted(extra)}"
         )
     arrays: Arrays = {}
-    usual = {name: tuple(like.shape) for name, like in likes.items()}
-    for name, shape in {**usual, **(shapes or {})}.items():
+    for name, like in likes.items():
         try:
-            arrays[name] = _checked(entries[name], likes[name], shape)
+            shape = (shapes or {}).get(name, tuple(like.shape))
+            arrays[name] = _checked(entries[name], like, shape)
         except Exception as error:  # TokenError, RecursionError, … of a header
             raise InvalidReplyError(f"array {name!r}: {error}") from None
     return arrays

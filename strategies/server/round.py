@@ -65,9 +65,9 @@ class Participation:
     Parameters
     ----------
     fraction : float
-        Fraction of the nodes, in (0, 1]; rounded down.
+        Fraction of the nodes, in [0, 1]; rounded down.
     least : int
-        Minimum number of nodes.
+        Minimum number of nodes, unless the fraction is 0.
     seed : int
         Seed of the sampling.
     label : int, default `SAMPLED`
@@ -111,7 +111,7 @@ class Participation:
         """
         every = len(nodes) + others
         share = max(int(self.fraction * every + 1e-9), self.least)
-        self.clients = min(share, every)
+        self.clients = min(share, every) if self.fraction else 0
         count = min(self.clients, len(nodes))
         rng = np.random.default_rng([self.seed, self.label, server_round])
         return [nodes[i] for i in sorted(rng.choice(len(nodes), count, replace=False))]
@@ -258,7 +258,8 @@ class Round:
     config : ConfigRecord, optional
         Config that is sent to all clients; `Strategy.begin` may add to it.
     nodes : sequence of int
-        Nodes to ask, in the order of their clients' names.
+        Nodes to ask, in the order of their clients' names. Those that still owe a reply
+        are not asked.
     kind : str, default "train"
         Type of the messages. Replies to all others contain metrics only.
     expected : dict of str to ndarray or None
@@ -316,8 +317,6 @@ class Round:
     bytes_down: int = 0
     bytes_up: int = 0
     running: RunningMean | None = None
-    # The mean of all replies, once it is computed.
-    _means: list[Arrays | None] = field(default_factory=list)
 
     @cached_property
     def personal(self) -> list[str]:
@@ -396,22 +395,22 @@ class Round:
             allowed = 'all of them, as uses_mean="only" promises'
             require(valid, "the replies of round.mean", replies, allowed)
             mean = self._combined(replies)
-        elif self._means:
-            # Computed once, as it may change the state.
-            mean = self._means[0]
         else:
-            strategy, running = self._strategy, self.running
-            mean = running.result() if running else self._combined(self.replies)
-            if mean is not None and strategy.settings.server_optimizer != "none":
-                about = strategy.settings, strategy.state, self.arrays, self.centre()
-                mean = optimizer_step(*about, mean)
-            self._means.append(mean)
+            mean = self._mean
         if mean is None:
             raise NoMeanError("all weights of the replies are 0")
-        if self._strategy._personal:
-            # Clients that have not trained yet receive the initial personal arrays.
-            mean = mean | {name: self.arrays[name] for name in self.personal}
-        return dict(mean)
+        # Clients that have not trained yet receive the initial personal arrays.
+        return mean | {name: self.arrays[name] for name in self.personal}
+
+    @cached_property
+    def _mean(self) -> Arrays | None:
+        """The mean of all replies, computed once, as it may change the state."""
+        strategy = self._strategy
+        mean = self.running.result() if self.running else self._combined(self.replies)
+        if mean is not None and strategy.settings.server_optimizer != "none":
+            about = strategy.settings, strategy.state, self.arrays, self.centre()
+            mean = optimizer_step(*about, mean)
+        return mean
 
     def _combined(self, replies: list[Reply]) -> Arrays | None:
         """Return the result of the rule of ``aggregation`` or of private averaging."""
@@ -503,8 +502,8 @@ class Round:
 
     def _decode(self, reply: Reply) -> None:
         """Check a reply's records, and read its metrics and arrays."""
-        strategy, trains = self._strategy, self.kind == MessageType.TRAIN
-        message, run, metrics = reply.message, strategy._run, []
+        run, trains = self._strategy._run, self.kind == MessageType.TRAIN
+        message, metrics = reply.message, []
         # Numbers and attachments have no expected names, so their size is limited.
         if reply.size > REPLY_ALLOWANCE and reply.size > (most := self.largest_reply):
             raise InvalidReplyError(f"has {reply.size:,} bytes, more than {most:,.0f}")
@@ -516,18 +515,15 @@ class Round:
             if isinstance(record, MetricRecord):
                 metrics.append(entries_of(record))
             elif is_array and not trains:
-                text = "evaluations of another app return arrays, which are not used"
-                strategy._warn_once(text)
-                # Replies stay in memory until the next evaluation.
+                # Evaluations of another app may return arrays. Replies stay in memory
+                # until the next evaluation.
                 del message.content[key]
             elif key not in (self.like if is_array else (keys.BYTES, keys.PROPERTIES)):
                 raise InvalidReplyError(
                     f"has the record {one_line(repr(key), 120)}, for which nobody asked"
                 )
         for key, like in self.like.items():
-            if key != keys.ARRAYS:
-                reply.decoded[key] = checked_arrays(message, key, like)
-            elif run.uploads:
+            if run.uploads and key == keys.ARRAYS:
                 data = reply.attachment(keys.MESSAGE)
                 about = data, like, run.participation.sent_to(reply.node, self)
                 reply.decoded[key] = decompressed(message, *about, run.uploads)
@@ -541,10 +537,8 @@ class Round:
             raise InvalidReplyError(f"has {len(metrics)} metric records, not 1")
         for record in metrics:
             values = check_values(record).items()
+            # Lists are not averaged.
             reply.metrics = {n: v for n, v in values if isinstance(v, (int, float))}
-            if lists := sorted(record.keys() - reply.metrics.keys()):
-                text = "metrics that are lists are not averaged: %s"
-                strategy._warn_once(text, ", ".join(lists))
 
     def is_valid(self, message: Message) -> bool:
         """Return whether a reply can count."""
@@ -590,17 +584,13 @@ class Round:
                     self.bytes_up += size_of(message.content)
                 self.rejections.append((name, one_line(error)))
                 text = "reply of client %s %s"
-                log(INFO, text, clients.label(name), one_line(error))
-            else:
-                if reply.unused:
-                    self.unused[name] = reply.unused
-                    text = "client %s does not continue from its last state: %s"
-                    log(WARNING, text, clients.label(name), reply.unused)
+                log(WARNING, text, clients.label(name), one_line(error))
+                continue
+            if reply.unused:
+                self.unused[name] = reply.unused
+                text = "client %s does not continue from its last state: %s"
+                log(WARNING, text, clients.label(name), reply.unused)
         self.silent = [clients.name_of(node) for node in order if node not in came]
-        if self.rejections:
-            text = "rejected replies: %d; that of client %s %s"
-            name, reason = self.rejections[0]
-            log(WARNING, text, len(self.rejections), clients.label(name), reason)
         self.replies = [valid[node] for node in order if node in valid]
 
     def _average(self, running: RunningMean, reply: Reply) -> None:

@@ -96,7 +96,7 @@ class Target:
         evaluates = kind == "evaluate"
         self.owner = self.inner._run.evaluation if evaluates else self.inner._run
         self.asked = self.owner.round
-        self.before = self.inner._snapshot()()
+        self.before = self.inner._snapshot()
         self.arrived = self.inner._run.participation
         liars = [i for i, r in enumerate(self.replies) if self.is_liar(r)]
         self.place = liars[0] if liars else 0
@@ -123,7 +123,7 @@ class Target:
                 work.end(node)
         if self.kind == "train":
             arrays, metrics = self.strategy.aggregate_train(1, replies)
-            state, _ = self.inner._snapshot()()
+            state, _ = self.inner._snapshot()
             aggregated = (
                 {} if arrays is None else {n: a.numpy() for n, a in arrays.items()}
             )

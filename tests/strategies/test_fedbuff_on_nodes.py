@@ -107,7 +107,7 @@ def test_checkpoints_on_nodes_do_not_contain_clients_at_work(no_pauses):
 
     class Watched(Late):
         def push_messages(self, messages):
-            states.append(wrapper._snapshot()())
+            states.append(wrapper._snapshot())
             return super().push_messages(messages)
 
     wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=2)

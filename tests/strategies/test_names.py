@@ -88,7 +88,7 @@ def test_names_stay_bound_to_keys_after_a_resume() -> None:
     strategy = keyed(averaging())
     strategy._identify(Keyed(FIRST, NAMES))
     again = keyed(averaging())
-    again._restore(strategy._snapshot()())
+    again._restore(strategy._snapshot())
     assert again._identify(Keyed(WITHOUT_B, THIEF)) == [1, 3]
 
 

@@ -134,7 +134,7 @@ def test_ten_rounds_equal_flowers(kind):
 def test_resumed_optimizer_continues_with_its_moments():
     strategy = optimized("adam")
     *_, (_, middle) = rounds_of(strategy, range(1, 4))
-    arrays, saved = strategy._snapshot()()
+    arrays, saved = strategy._snapshot()
     *_, (_, end) = rounds_of(strategy, range(4, 7), middle)
     resumed = optimized("adam")
     resumed._restore(State(arrays, json.loads(json.dumps(saved))))

@@ -89,11 +89,11 @@ def test_resumed_run_with_more_rounds_repeats_no_stage() -> None:
         return build_strategy(settings_of("flanp", **more))
 
     first, longer = of(10), of(40)
-    longer._restore(first._snapshot()())
+    longer._restore(first._snapshot())
     assert schedule(longer, 20, 12) == [2, 2, 4, 8, 16] + [20] * 7
     # The same holds when that run is resumed.
     again = of(80)
-    again._restore(longer._snapshot()())
+    again._restore(longer._snapshot())
     assert schedule(again, 20, 12) == schedule(longer, 20, 12)
 
 

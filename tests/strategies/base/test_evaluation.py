@@ -125,11 +125,11 @@ def test_metrics_of_clients_that_are_not_sampled_survive_a_resume():
     for _ in range(2):
         evaluate_once(strategy, grid_of(8))
     resumed = FedAvg(fraction_evaluate=0.5)
-    resumed._restore(strategy._snapshot()())
+    resumed._restore(strategy._snapshot())
     assert len(resumed._run.evaluation.metrics) >= 4
     assert resumed._run.evaluation.metrics == strategy._run.evaluation.metrics
     assert resumed._run.evaluation.rounds == strategy._run.evaluation.rounds
     # With all clients in every evaluation, checkpoints do not contain the metrics.
     strategy = FedAvg()
     evaluate_once(strategy, grid_of(8))
-    assert "tested" not in strategy._snapshot()().values
+    assert "tested" not in strategy._snapshot().values

@@ -30,7 +30,7 @@ def test_clients_that_join_later_cannot_outvote_the_run(nodes, fit, caplog):
     assert len(refused) == len(nodes) - len(fit)
     # The same holds in a resumed run.
     resumed = averaging()
-    resumed._restore(strategy._snapshot()())
+    resumed._restore(strategy._snapshot())
     assert come_and_go(resumed, nodes) == fit
 
 

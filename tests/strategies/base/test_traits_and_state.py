@@ -84,9 +84,8 @@ def test_state_round_trip() -> None:
     }
     strategy.state.update(state)
     heads = other.state.setdefault("heads", {"gone": 1})
-    state_then = strategy._snapshot()
+    snapshot = strategy._snapshot()
     strategy.state["heads"]["a/b"] = {}
-    snapshot = state_then()
     assert "heads/a/b/w" in snapshot.arrays
     other._restore(State(snapshot.arrays, json.loads(json.dumps(snapshot.values))))
     # In place, so that an algorithm may hold a reference to a part of it.
@@ -103,12 +102,12 @@ def test_a_snapshot_does_not_change_later() -> None:
     strategy = Strategy()
     strategy._run.clients.acknowledged = {"a": 1}
     strategy.state["nested"] = {"list": [1, [2, {"x": 3}]], "pair": (4, None)}
-    state_then = strategy._snapshot()
+    snapshot = strategy._snapshot()
     strategy._run.clients.acknowledge({"a": 2, "b": 2}, 2)
     strategy.state["nested"]["list"][1][1]["x"] = 9
     strategy.state["nested"]["list"].append(5)
     strategy._run.clients.keys["c"] = "key"
-    values = state_then().values
+    values = snapshot.values
     assert values["acknowledged"] == {"a": 1}
     assert values["keys"] == {}
     nested = values["state"]["nested"]

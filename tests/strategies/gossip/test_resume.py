@@ -71,7 +71,7 @@ def test_queued_messages_are_part_of_the_state():
     )
     network.grid.down = lambda i, r: (i == 2 and r >= 2) or (i == 0 and r >= 5)
     network.go(7)
-    arrays, values = network.strategy._snapshot()()
+    arrays, values = network.strategy._snapshot()
     other = build_strategy(network.settings)
     other._restore(State(arrays, json.loads(json.dumps(values))))
     # Nodes 1 and 4 may have sent in rounds 4 to 7; its last reply was in round 4.
@@ -88,7 +88,7 @@ def test_resumed_run_keeps_its_saved_graph(tmp_path):
     file.write_text("0 1\n1 2\n2 3\n3 4\n4 0\n")
     network = Network("choco-sgd", graph=str(file))
     network.go(1)
-    arrays, values = network.strategy._snapshot()()
+    arrays, values = network.strategy._snapshot()
     kept = json.loads(json.dumps(values))
     same = build_strategy(network.settings)
     same._restore(State(arrays, kept))

@@ -102,7 +102,7 @@ def test_centered_clipping_resumes_from_its_saved_state() -> None:
     grid = changing_by(1, 2, 9)
     strategy = averaging(**CENTERED)
     middle = after(strategy, grid, range(1, 3))
-    arrays, values = strategy._snapshot()()
+    arrays, values = strategy._snapshot()
     saved = {name: array.copy() for name, array in arrays.items()}
     end = after(strategy, grid, range(3, 5), middle)
     other = averaging(**CENTERED)
