@@ -272,6 +272,10 @@ class Strategy(Algorithm, uses_mean="only"):
         """
         return grid
 
+    def _expected_clients(self) -> set[str]:
+        """Return the names of earlier participants that may return."""
+        return set(self._run.clients.acknowledged)
+
     def sample(self, server_round: int, nodes: list[int]) -> list[int]:
         """Return those of the nodes that train in a round, in the same order."""
         clients = self._run.clients
@@ -328,16 +332,20 @@ class Strategy(Algorithm, uses_mean="only"):
     def _connected_nodes(self, grid: Grid, trains: bool = False) -> list[int]:
         """Return the nodes that can take part; wait for one up to ``round-timeout``.
 
-        For training, nodes without training examples do not count. With in-process
-        grids there is no wait.
+        For training, nodes without training examples do not count. The wait ends as
+        soon as no earlier participant is missing, since only missing ones may return.
+        With in-process grids there is no wait.
         """
         clients = self._run.clients
         until = time.monotonic() + clients.round_timeout
         while True:
             nodes = self._identify(grid)
             nodes = self._usable(nodes) if trains else nodes
+            if nodes or getattr(grid, "in_process", False):
+                return nodes
+            here = set(map(clients.name_of, clients.here))
             left = until - time.monotonic()
-            if nodes or getattr(grid, "in_process", False) or left <= 0:
+            if self._expected_clients() <= here or left <= 0:
                 return nodes
             text = "waiting for clients: of the nodes that are here none takes part: %s"
             log(INFO, text, several(sorted(map(clients.label_of, clients.here))))
@@ -362,13 +370,11 @@ class Strategy(Algorithm, uses_mean="only"):
     def _look_at_foreign(self, round: Round) -> None:
         """Warn if clients of another app do less than the algorithm's own client."""
         foreign = self._run.clients.foreign.intersection(r.node for r in round.replies)
-        client = self._traits.client.rpartition(":")[2]
-        if foreign and not self._personal and client != "FedAvgClient":
-            text = "the clients are those of another app: if they do not do the same "
-            text += "as %s, the server averages all that they return; to keep each "
-            text += "client's last layer on the server, use FedPer(personal=(%r,)) "
-            text += "with an unchanged ClientApp"
-            self._warn_once(text, client, round.layers[-1])
+        averages = self._traits.client.endswith(":FedAvgClient")
+        if foreign and not (self._personal or averages):
+            text = "the clients are those of another app%s. To keep each client's last "
+            text += "layer on the server, use FedPer(personal=(%r,)) with this app"
+            self._warn_once(text, self._remedy(), round.layers[-1])
 
     # Messages.
 

@@ -145,6 +145,10 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
             rule, weights = str(self.consensus_step), self.mixing_weights
             self.step = graphs.derived_step(rule, weights, omega, typical_omega)
 
+    def _expected_clients(self) -> set[str]:
+        """Exclude lost nodes."""
+        return super()._expected_clients() - self.lost
+
     def _usable(self, nodes: list[int]) -> list[int]:
         """Return all nodes; those without examples mix their neighbours' models."""
         return nodes
