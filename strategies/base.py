@@ -664,8 +664,10 @@ def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:
         key, _ = min(shapes.items() ^ expected.items())
         line = f"{name} returns {key!r} with the shape {shapes.get(key)}"
         raise SettingsError(f"{line}; expected {expected.get(key)}")
-    dtypes = {key: array.dtype for key, array in (sent or arrays).items()}
-    return {key: rounded_to(dtypes[key], array) for key, array in arrays.items()}
+    for key, like in sent.items():
+        if arrays[key].dtype != like.dtype:
+            arrays[key] = rounded_to(like.dtype, arrays[key])
+    return arrays
 
 
 def reliable_grid(strategy: Strategy, grid: Grid, longest: float) -> Grid:

@@ -399,8 +399,10 @@ class Round:
             mean = self._mean
         if mean is None:
             raise NoMeanError("all weights of the replies are 0")
-        # Clients that have not trained yet receive the initial personal arrays.
-        return mean | {name: self.arrays[name] for name in self.personal}
+        if self._strategy._personal:
+            # Clients that have not trained yet receive the initial personal arrays.
+            mean = mean | {name: self.arrays[name] for name in self.personal}
+        return dict(mean)
 
     @cached_property
     def _mean(self) -> Arrays | None:
@@ -596,8 +598,7 @@ class Round:
     def _average(self, running: RunningMean, reply: Reply) -> None:
         """Add a valid reply to the running mean, and drop its arrays."""
         (weight,) = self._strategy.weights([reply])
-        running.add(weight, reply.shared())
-        del reply.decoded[keys.ARRAYS]
+        running.add(weight, reply.decoded.pop(keys.ARRAYS))
         message = reply.message
         if not (isinstance(message, RowReply) and message.is_unread):
             del message.content[keys.ARRAYS]
