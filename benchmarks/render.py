@@ -31,7 +31,6 @@ PERCENT = (
     *("accuracy", "accuracy-worst-decile", "accuracy-global", "accuracy-newcomers"),
     *("accuracy-fresh", "accuracy-initial", "auroc", "best-round", "success"),
     *("accuracy-old-received", "accuracy-old-trained", "ece"),
-    *("coverage", "coverage-worst-decile"),
 )
 METRICS = {
     **{n: Metric(f"{n.replace('-', ' ')} (%)", 100, 2) for n in PERCENT},

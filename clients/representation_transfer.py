@@ -250,7 +250,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
         combined.basis = nn.Parameter(state[f"{REPRESENTATION}basis"])
         model = SplitModel(combined, self.head(combined, len(state["head.weight"])))
         model.load_state_dict(state, strict=False)
-        loss, metrics, _ = measure(self.task, model, examples)
+        loss, metrics = measure(self.task, model, examples)
         return loss, len(examples), metrics
 
 

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from flwr_frl.common.settings import ResourceError, SettingsError, require
 from flwr_frl.task.checks import check_head, check_model, check_part
-from flwr_frl.task.conformal import Conformal
 from flwr_frl.task.devices import CPU, seeded
 from flwr_frl.task.examples import ExampleSet, Loss
 from flwr_frl.task.metrics import Metric, check_metrics
@@ -67,10 +66,6 @@ class BaseTask(ABC):
     held_out: bool = False
     # The validation set of a client if every evaluation uses it beside the test set.
     validation_examples: Callable[[int], ExampleSet] | None = None
-    # How prediction sets are made; None if there are none.
-    conformal: Conformal | None = None
-    # Unit of targets that are numbers.
-    unit: float = 1.0
 
     @abstractmethod
     def initial_model(self) -> SplitModel:

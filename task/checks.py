@@ -84,8 +84,6 @@ def try_examples(task: "Task", examples: ExampleSet, training: bool) -> Tensor:
     # The targets of fewer examples may all be ignored.
     require(math.isfinite(loss), "the loss of the first batch", loss, "a finite number")
     try_metrics(task, outputs, targets)
-    if task.conformal is not None:
-        task.conformal.check(outputs, targets)
     # Batch norms refuse to train on a single example.
     if training and len(inputs) > 1:
         freeze(model, "all")

@@ -10,7 +10,6 @@ import numpy as np
 
 from flwr_frl.common.settings import Checked, require, setting
 from flwr_frl.task.base import Task
-from flwr_frl.task.conformal import Conformal
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import named_metrics
 
@@ -35,12 +34,6 @@ class EvaluationSettings(Checked):
         that no choice depends on the test set.
     result_protocol : {"mean-last", "last", "best-validation"}, default "mean-last"
         With ``best-validation``, every evaluation also uses the validation set.
-    coverage : float, default 0
-        Probability with which a conformal prediction set contains the target, such as
-        0.9. Each client sets the size of its sets by its validation set, and reports
-        ``coverage`` and ``set-size`` (or ``interval-width``) on its test set. With 0
-        there are no sets. A client with fewer than coverage / (1 - coverage) validation
-        examples has all classes in its sets.
     metrics : str, default ""
         Metrics besides loss and accuracy, separated by commas: ``ece``,
         ``brier-score`` and scikit-learn's ``balanced-accuracy`` and ``macro-f1`` if the
@@ -55,7 +48,6 @@ class EvaluationSettings(Checked):
     result_protocol: Literal["mean-last", "last", "best-validation"] = setting(
         "mean-last", may_differ="on resume"
     )
-    coverage: float = setting(0.0, ge=0, lt=1, may_differ="on resume")
     metrics: str = setting(
         "",
         form="names or import paths, with commas between",
@@ -70,9 +62,6 @@ class EvaluationSettings(Checked):
         allowed = "test, unless validation-fraction is above 0"
         valid = self.evaluate_on == "test" or self.validation_fraction > 0
         require(valid, "evaluate-on", self.evaluate_on, allowed)
-        allowed = "0, unless validation-fraction is above 0 and evaluate-on is test"
-        valid = self.validation_fraction > 0 and self.evaluate_on == "test"
-        require(valid or not self.coverage, "coverage", self.coverage, allowed)
 
 
 def with_evaluation(task: Task, settings: EvaluationSettings) -> Task:
@@ -91,10 +80,8 @@ def with_evaluation(task: Task, settings: EvaluationSettings) -> Task:
     changes: dict[str, Any] = {"metrics": {**task.metrics, **named}}
     if settings.validation_fraction:
         changes |= {"train_examples": lambda i: parts(i)[0], "held_out": True}
-    if settings.result_protocol == "best-validation" or settings.coverage:
+    if settings.result_protocol == "best-validation":
         changes["validation_examples"] = lambda i: parts(i)[1]
-    if settings.coverage:
-        changes["conformal"] = Conformal(settings.coverage)
     if settings.evaluate_on == "validation":
         changes["test_examples"] = lambda i: parts(i)[1]
     return changed(task, changes)

@@ -34,7 +34,6 @@ RESERVED = frozenset(
         *("accuracy-worst-decile", "accuracy-best-decile"),
         *("evaluated-before", "evaluation-rejected", "evaluation-unanswered"),
         *("epsilon", "delta", "example-epsilon"),
-        *("coverage", "coverage-worst-decile", "set-size", "interval-width"),
         *("error-best", "error-phase-1", "error-scratch", "iterations"),
     )
 )

@@ -5,7 +5,7 @@ Devices write it into their state files, and `flwr_frl.predict` into exported mo
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
@@ -19,7 +19,6 @@ from flwr_frl.task.tasks.table import Scaling, TableSettings, TableTask
 
 # Keys of a file's metadata: the card, the names of the classes and the client's class.
 CARD, CLASSES, ALGORITHM = "model-card", "classes", "algorithm"
-T = TypeVar("T")
 Size = Annotated[int, Field(ge=1, le=10**5)]
 
 
@@ -137,13 +136,9 @@ def card_of(task: Task, client: int = 0) -> str:
 
 def read_card(text: str) -> ImageCard | TableCard:
     """Return the card that `card_of` has written; `SettingsError` if damaged."""
-    return read_json(ImageCard | TableCard, text)  # type: ignore[arg-type]
-
-
-def read_json(kind: type[T], text: str) -> T:
-    """Return a value of a type from a file's metadata; `SettingsError` if damaged."""
+    cards: TypeAdapter[ImageCard | TableCard] = TypeAdapter(ImageCard | TableCard)
     try:
-        return TypeAdapter(kind).validate_json(text)
+        return cards.validate_json(text)
     except ValidationError:
         message = "the description of the model is damaged"
         raise SettingsError(message, "damaged-card") from None

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from logging import WARNING
 from math import isfinite, nan
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -45,24 +44,19 @@ def evaluate_model(
         ``accuracy``, 0 to 1, if targets are classes; in addition ``global-nc2`` and
         ``local-nc2`` (`flwr_frl.task.models.neural_collapse`) if the head is one linear
         layer; the task's custom metrics; with ``result-protocol`` at
-        ``best-validation`` or with ``coverage``, loss and accuracy on the validation
-        examples, with the prefix ``validation-``; with ``coverage``, the metrics of
-        `Conformal.metrics`. Both NC2 and custom metrics are left out if they are not
+        ``best-validation``, loss and accuracy on the validation examples, with the
+        prefix ``validation-``. Both NC2 and custom metrics are left out if they are not
         finite.
     """
     examples = test_examples(task, index)
-    loss, metrics, tested = measure(task, model, examples)
+    loss, metrics = measure(task, model, examples)
     if "accuracy" in metrics:
         metrics |= _collapse(task, [index], model)[0]
     if task.validation_examples is not None:
-        held_out = measure(task, model, task.validation_examples(index))
-        metrics["validation-loss"] = held_out.loss
-        if "accuracy" in held_out.metrics:
-            metrics["validation-accuracy"] = held_out.metrics["accuracy"]
-        if task.conformal is not None and tested and held_out.pair:
-            about = task.conformal.metrics(held_out.pair, tested, task.unit)
-            # A custom metric may be called `ece`, too.
-            metrics = {n: v for n, v in about.items() if isfinite(v)} | metrics
+        held_out = task.validation_examples(index)
+        metrics["validation-loss"], validated = measure(task, model, held_out)
+        if "accuracy" in validated:
+            metrics["validation-accuracy"] = validated["accuracy"]
     return loss, len(examples), metrics
 
 
@@ -108,25 +102,9 @@ def _collapse(
     return metrics
 
 
-class Measured(NamedTuple):
-    """Results of a model on some examples.
-
-    Parameters
-    ----------
-    loss : float
-        Mean loss.
-    metrics : dict
-        Accuracy and custom metrics, if any.
-    pair : tuple of Tensor, optional
-        All outputs and targets, on the CPU, if metrics or prediction sets need them.
-    """
-
-    loss: float
-    metrics: dict[str, Scalar]
-    pair: tuple[Tensor, Tensor] | None
-
-
-def measure(task: Task, model: SplitModel, examples: ExampleSet) -> Measured:
+def measure(
+    task: Task, model: SplitModel, examples: ExampleSet
+) -> tuple[float, dict[str, Scalar]]:
     """Return a model's loss, and its accuracy and custom metrics, if any."""
     seen: list[tuple[Tensor, Tensor]] = []
 
@@ -135,17 +113,16 @@ def measure(task: Task, model: SplitModel, examples: ExampleSet) -> Measured:
         return task.loss(outputs, targets)
 
     # Only calls with the same loss object can be batched across clients.
-    sees = bool(task.metrics) or task.conformal is not None
-    loss, accuracy = evaluate(model, examples, seen_loss if sees else task.loss)
+    used_loss = seen_loss if task.metrics else task.loss
+    loss, accuracy = evaluate(model, examples, used_loss)
     metrics: dict[str, Scalar] = {}
-    pair: tuple[Tensor, Tensor] | None = None
     if seen:
         outputs, targets = zip(*seen, strict=True)
         pair = torch.cat(outputs).cpu(), torch.cat(targets).cpu()
         values = {n: _value(n, metric, *pair) for n, metric in task.metrics.items()}
         # A metric may be undefined for one client, such as R² of one example.
         metrics |= {name: value for name, value in values.items() if isfinite(value)}
-    return Measured(loss, metrics | _accuracy(task, examples, accuracy), pair)
+    return loss, metrics | _accuracy(task, examples, accuracy)
 
 
 def _value(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:

@@ -1,11 +1,9 @@
 """Predict with a trained model, export it to a file, and load it again."""
 
-import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
-from itertools import chain, compress
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +12,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flwr_frl.clients.device.card import CARD, card_of, read_card, read_json
+from flwr_frl.clients.device.card import CARD, card_of, read_card
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.settings import SettingsError, reading, reason_of, require
 from flwr_frl.task.base import Task
-from flwr_frl.task.conformal import PredictionSets
 from flwr_frl.task.data.datasets import IMAGE_SUFFIXES
 from flwr_frl.task.data.tables import DataFrame
 from flwr_frl.task.models import SplitModel
@@ -27,8 +24,6 @@ from flwr_frl.task.models.weights import FORMAT, pack_model, read_safetensors
 from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.tasks.table import TableTask
 
-# Key of an exported file's metadata: the client's prediction sets.
-SETS = "prediction-sets"
 # Values of a model that a file of arrays may lack; 256 MiB of float32.
 MAX_MISSING_VALUES = 2**26
 # Number of images in memory at a time.
@@ -63,16 +58,11 @@ class Predictor:
         The model, with the parts ``representation`` and ``head``.
     task : Task
         Reads its inputs.
-    calibrated : PredictionSets, optional
-        The client's conformal prediction sets, if its run had ``coverage``.
     """
 
-    def __init__(
-        self, model: SplitModel, task: Task, calibrated: PredictionSets | None = None
-    ) -> None:
+    def __init__(self, model: SplitModel, task: Task) -> None:
         self.model = model.eval()
         self.task = task
-        self.calibrated = calibrated
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -107,62 +97,6 @@ class Predictor:
         classes = [name for part in parts for name in part.classes]
         return Prediction(classes, np.concatenate([part.outputs for part in parts]))
 
-    def sets(self, prediction: Prediction) -> list[tuple[str, ...]]:
-        """Return the conformal prediction sets of predictions of classes.
-
-        Parameters
-        ----------
-        prediction : Prediction
-            Predictions of this object.
-
-        Returns
-        -------
-        list of tuple of str
-            The classes in the set of each input, in the order of `classes`. A set may
-            be empty.
-
-        Raises
-        ------
-        SettingsError
-            If there are no prediction sets, or the targets are numbers.
-        """
-        calibrated = self._calibrated()
-        allowed = "one with classes; for numbers call intervals()"
-        require(bool(self.classes), "the task", type(self.task).__name__, allowed)
-        members = calibrated.members(torch.from_numpy(prediction.outputs)).tolist()
-        return [tuple(compress(self.classes, row)) for row in members]
-
-    def intervals(self, prediction: Prediction) -> NDArray[np.floating[Any]]:
-        """Return the conformal prediction intervals of predictions of numbers.
-
-        Parameters
-        ----------
-        prediction : Prediction
-            Predictions of this object.
-
-        Returns
-        -------
-        ndarray, shape (n, ..., 2)
-            Lower and upper end for each number of the outputs, of shape (n, ...).
-
-        Raises
-        ------
-        SettingsError
-            If there are no prediction sets, or the targets are classes.
-        """
-        half = self._calibrated().threshold
-        allowed = "one with numbers; for classes call sets()"
-        require(not self.classes, "the task", type(self.task).__name__, allowed)
-        if isinstance(self.task, TableTask):
-            half *= self.task.scaling(0).label_std
-        return np.stack([prediction.outputs - half, prediction.outputs + half], axis=-1)
-
-    def _calibrated(self) -> PredictionSets:
-        allowed = "above 0 in the run, and the name of a client, for prediction sets"
-        require(self.calibrated is not None, "coverage", 0.0, allowed)
-        assert self.calibrated is not None
-        return self.calibrated
-
     def _inputs_of(self, inputs: Any) -> Iterable[tuple[str, str | Tensor]]:
         """Return the inputs, each with its place."""
         if isinstance(inputs, DataFrame) and isinstance(self.task, TableTask):
@@ -179,8 +113,7 @@ class Predictor:
     def export(self, path: FilePath) -> None:
         """Write the model to one ``.safetensors`` file, for `load_model`.
 
-        It contains all arrays, what using them needs, and a checksum. If the client has
-        prediction sets, it contains their threshold.
+        It contains all arrays, what using them needs, and a checksum.
 
         Raises
         ------
@@ -197,8 +130,6 @@ class Predictor:
         require(valid, "the model", type(self.task).__name__, allowed, "export")
         arrays = {name: tensor.contiguous() for name, tensor in tensors.items()}
         about = {"format": FORMAT, CARD: card}
-        if self.calibrated is not None:
-            about[SETS] = json.dumps(asdict(self.calibrated))
         write_atomically(Path(path), pack_model(arrays, about))
 
     def _rows(self, inputs: Any) -> Tensor:
@@ -281,8 +212,7 @@ def load_model(path: FilePath) -> Predictor:
     model = new_model(task)
     check_arrays(model.state_dict(), arrays)
     model.load_state_dict(arrays, strict=False)
-    sets = read_json(PredictionSets, metadata[SETS]) if SETS in metadata else None
-    return Predictor(model, task, sets)
+    return Predictor(model, task)
 
 
 def files_in(paths: Sequence[FilePath]) -> list[Path]:

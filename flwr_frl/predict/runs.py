@@ -23,7 +23,6 @@ from flwr_frl.clients.device.card import (
     algorithm_of,
     read_card,
 )
-from flwr_frl.clients.device.evaluation import measure
 from flwr_frl.clients.device.groups import (
     HEAD,
     Tensors,
@@ -58,11 +57,9 @@ from flwr_frl.predict.file_settings import UNUSED, need, separate
 from flwr_frl.predict.predictor import FilePath, Predictor, check_arrays, check_size
 from flwr_frl.strategies.algorithms import settings_owners, strategy_class
 from flwr_frl.task.base import Task, check_examples
-from flwr_frl.task.conformal import PredictionSets
 from flwr_frl.task.devices import seed, use
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import changed
-from flwr_frl.task.models import SplitModel
 from flwr_frl.task.names import GENERATED
 from flwr_frl.task.tasks import build_task, model_settings
 from flwr_frl.task.tasks.table import of_client
@@ -97,8 +94,8 @@ def load_run(
         Settings, with ``_`` in place of ``-``, that the file alone cannot set, such as
         ``task`` and ``algorithm`` if they are import paths or download data,
         ``partition``, ``weights``, and ``data_dir`` if the model depends on the
-        client's data, such as the fine-tuned one of ``-ft``, FedBABU and Per-FedAvg, if
-        the run has ``coverage``, or if no file names the classes.
+        client's data, such as the fine-tuned one of ``-ft``, FedBABU and Per-FedAvg, or
+        if no file names the classes.
 
     Returns
     -------
@@ -241,23 +238,9 @@ class TrainedRun:
             self.prepare(trainer, client, directory)
             model = trainer.deployed_model()
         # The clients of a process share the deployed model.
-        name, calibrated = self.values.labels.get(client, ""), None
-        # A global model without a client has no validation examples.
-        if client and self.settings["coverage"]:
-            calibrated = self.calibrated(client, model)
         copied = copy.deepcopy(model).cpu()
-        return Predictor(copied, of_client(task, index, name), calibrated)
-
-    def calibrated(self, client: str, model: SplitModel) -> PredictionSets | None:
-        """Return a client's prediction sets, given its deployed model."""
-        available = bool(SIMULATED.fullmatch(client) or self.settings["data-dir"])
-        allowed = "0 without the data-dir of the device, which has its validation set"
-        require(available, "coverage", self.settings["coverage"], allowed)
-        task, index = self.task_of_run(client)
-        assert task.conformal is not None
-        assert task.validation_examples is not None
-        pair = measure(task, model, task.validation_examples(index)).pair
-        return task.conformal.calibrated(pair) if pair else None
+        name = self.values.labels.get(client, "")
+        return Predictor(copied, of_client(task, index, name))
 
     def saved_arrays(
         self, client: str, directory: Path | None
@@ -293,18 +276,15 @@ class TrainedRun:
     def settings_of(self, client: str) -> Settings:
         """Return the settings of a client's task.
 
-        A device trains on all data in ``data-dir``, which the user names, except for
-        the validation set of its prediction sets. A simulated client has the data of
-        the run, and so has the global model of a simulation, whose inputs may be scaled
-        by statistics of all clients.
+        A device trains on all data in ``data-dir``, which the user names. A simulated
+        client has the data of the run, and so has the global model of a simulation,
+        whose inputs may be scaled by statistics of all clients.
         """
         names = [client] if client else self.values.acknowledged
         if all(map(SIMULATED.fullmatch, names)) or not self.settings["data-dir"]:
             return self.settings
-        alone: Settings = {"evaluate-on": "test", "num-clients": 0}
-        if not self.settings["coverage"]:
-            alone = {**alone, "validation-fraction": 0.0}
-        return {**self.settings, **alone}
+        alone: Settings = {"evaluate-on": "test", "validation-fraction": 0.0}
+        return {**self.settings, **alone, "num-clients": 0}
 
     def task(self, client: str) -> tuple[Task, int]:
         """Return the task with a client's examples, and the index of the client."""

@@ -305,9 +305,6 @@ def run_result(
     rounds = {row["round"] for row in final}
     means = client_means(directory, metric, rounds)
     summary = summarize(rows, clients, final, means if metric == "accuracy" else None)
-    if "coverage" in summary:
-        covered = client_means(directory, "coverage", rounds)
-        summary["coverage-worst-decile"] = extreme_tenths(covered)[0]
     summary |= {"protocol": protocol_text(final, protocol), TESTED_MODEL: tested}
     summary["evaluated-on"] = settings["evaluate-on"]
     summary |= summarize_newcomers(joined)

@@ -187,8 +187,8 @@ class TableTask(PartitionedTask):
             self.metrics = {"r2": r2}
             # Clients that differ in the unit have no common error.
             if settings.standardize != "client" or not num_clients:
-                self.unit = self.scaling(0).label_std
-                self.metrics = {"r2": r2, "rmse": partial(rmse, unit=self.unit)}
+                unit = self.scaling(0).label_std
+                self.metrics = {"r2": r2, "rmse": partial(rmse, unit=unit)}
 
     def scaling(self, client: int) -> Scaling:
         """Return the scaling of a client's data."""

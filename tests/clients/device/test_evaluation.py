@@ -1,17 +1,14 @@
 """Metrics of a model on a client's test examples."""
 
-import math
 from math import isnan
 
 import pytest
 import torch
-from refusals import code_of
 from torch import nn
 
 from flwr_frl.clients.device.evaluation import evaluate_model, measure
 from flwr_frl.common.run_cache import begin_run
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
-from flwr_frl.task.held_out import EvaluationSettings, with_evaluation
 from flwr_frl.task.metrics import balanced_accuracy, macro_f1
 
 
@@ -97,36 +94,3 @@ def test_a_single_class_has_accuracy_1():
     model = lambda: model_of(torch.ones(1, 2))  # noqa: E731
     task = ExampleTask(model, sets, sets, classes=("a",))
     assert measure(task, model(), sets[0])[1]["accuracy"] == 1.0
-
-
-def evaluated_with_sets(task: ExampleTask, **settings):
-    task = with_evaluation(task, EvaluationSettings(coverage=0.6, **settings))
-    return evaluated(task)[2]
-
-
-def test_a_client_reports_prediction_sets_by_its_validation_examples():
-    sets = [ExampleSet(torch.ones(20, 2), torch.ones(20, dtype=torch.long))]
-    head = torch.tensor([[0.0, 0.0], [0.0, 1.0]])
-    task = ExampleTask(lambda: model_of(head), sets, sets, classes=("a", "b"))
-    metrics = evaluated_with_sets(task, validation_fraction=0.5, metrics="ece")
-    # All targets have the probability p, and the other class has a smaller one.
-    p = math.e / (1 + math.e)
-    assert (metrics["coverage"], metrics["set-size"]) == (1.0, 1.0)
-    assert metrics["ece"] == pytest.approx(1 - p)
-    assert metrics["brier-score"] == pytest.approx(2 * (1 - p) ** 2)
-    for wrong in ({}, {"validation_fraction": 0.5, "evaluate_on": "validation"}):
-        assert code_of(evaluated_with_sets, task, **wrong) == "coverage"
-
-
-def test_an_infinite_interval_has_no_width():
-    # ceil(2 · 0.6) = 2 of one validation example
-    sets = [ExampleSet(torch.ones(20, 1), torch.zeros(20, 2))]
-    mse = nn.functional.mse_loss
-    task = ExampleTask(lambda: model_of(torch.ones(2, 1)), sets, sets, mse)
-    metrics = evaluated_with_sets(task, validation_fraction=0.05)
-    assert "interval-width" not in metrics
-    assert metrics["coverage"] == 1.0
-    # Outputs and targets that cannot be compared
-    one_number = lambda outputs, targets: mse(outputs, targets[:, :1])  # noqa: E731
-    task = ExampleTask(lambda: model_of(torch.ones(1, 1)), sets, sets, one_number)
-    assert code_of(evaluated_with_sets, task, validation_fraction=0.5) == "coverage"
