@@ -8,7 +8,7 @@ GENERATED = ("digits", "linear", "transfer", "qcqp", "multi-task-logistic")
 DOWNLOADED = ("mnist", "emnist", "cifar10", "cifar100")
 # Tasks that read their data from data-dir.
 IN_FOLDERS = (
-    *("table", "linear-table", "image-folder", "femnist", "arrays"),
+    *("table", "linear-table", "image-folder", "femnist"),
     *("text-folder", "hf-text"),
 )
 TASKS = (*GENERATED, *DOWNLOADED, *IN_FOLDERS)

@@ -3,10 +3,6 @@
 - ``digits`` is installed with scikit-learn, and torchvision downloads MNIST, EMNIST and
   CIFAR.
 - ``image-folder`` and ``femnist`` read folders of images.
-- ``arrays`` reads ``train.npz`` and ``test.npz``, each with ``images`` (uint8, of shape
-  (n, height, width) or (n, height, width, channels)) and ``labels`` (n integers from
-  0). An array of strings ``classes`` in ``train.npz`` names the classes; by default
-  they are "0", "1", … up to the largest label in ``train.npz``.
 
 A data set is read and written once, as ``.npy`` files that are memory-mapped
 afterwards, so that all processes of a machine share one copy. Image files are decoded
@@ -22,12 +18,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image, ImageOps
 
 from flwr_frl.common.files import atomic_file, write_atomically
 from flwr_frl.common.settings import (
@@ -43,42 +39,33 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.task.names import DOWNLOADED, TASKS
 
-if TYPE_CHECKING:
-    from PIL.Image import Image
-
 Integers = npt.NDArray[np.int64]
 Pixels = npt.NDArray[np.uint8]
 Shape = tuple[int, int, int]
+Open = Callable[[Any], Image.Image]
 
 PARTS = ("train", "test")
 ABOUT = "about.json"
 # Fields of a data set that the file `ABOUT` has.
 TEXTS = ("classes", "clients", "notes", "columns", "series")
-# Larger integers are probably not classes.
-MAX_CLASSES = 100_000
-# An image that is not decoded yet: its name in messages, and a function that opens it.
-ImageFile = tuple[str, "Callable[[], Image]"]
 
 # Version of decoded images; a change invalidates those in the cache.
 FORM = "/4"
 # Number of images that decide whether a data set is grey.
 INSPECTED = 200
+# Modes of grey images, besides those of 16 bits.
+GREY = ("1", "L", "LA", "La")
 # Bytes of decoded images held in memory at once.
 BLOCK = 16 * 2**20
 IMAGE_SUFFIXES = frozenset(
     (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
-)
-ARRAYS_FORM = (
-    "train.npz and test.npz, each with images (uint8, n x height x width or n x height "
-    "x width x channels) and labels (integers from 0), of one shape and the same "
-    "classes in both, and in train.npz optionally the classes' names"
 )
 LAYOUT = "train/<class>/* and test/<class>/*, or <client>/train/<class>/*"
 
 EmnistSplit = Literal["balanced", "letters", "digits", "mnist", "byclass", "bymerge"]
 # The tasks with which the settings of EMNIST and of image folders have no effect.
 NOT_EMNIST = {"task": tuple(name for name in TASKS if name != "emnist")}
-NO_FOLDER = {"task": ("digits", "arrays", "linear-table", *DOWNLOADED)}
+NO_FOLDER = {"task": ("digits", "linear-table", *DOWNLOADED)}
 
 
 @dataclass(frozen=True)
@@ -89,8 +76,8 @@ class DataSettings(Checked):
     ----------
     data_dir : str, default ""
         Directory of the data: the root of torchvision's data sets (by default in the
-        cache), an image folder, a folder with ``train.npz`` and ``test.npz``, or for
-        ``hf`` the folder to read instead of a hub data set.
+        cache), an image folder, or for ``hf`` the folder to read instead of a hub data
+        set.
     cache_dir : str, default ""
         Directory of decoded data sets; by default ``~/.cache/flwr-frl``.
     num_classes : int, default 0
@@ -181,10 +168,8 @@ class Dataset:
 # Decoding of image files
 
 
-def upright(image: "Image") -> "Image":
+def upright(image: Image.Image) -> Image.Image:
     """Load an image and rotate it in place as its EXIF orientation demands."""
-    from PIL import ImageOps
-
     image.load()
     # Damaged EXIF data must not make an image unreadable.
     with suppress(Exception):
@@ -192,7 +177,7 @@ def upright(image: "Image") -> "Image":
     return image
 
 
-def pixels_of(image: "Image", channels: int, size: tuple[int, int]) -> Pixels:
+def pixels_of(image: Image.Image, channels: int, size: tuple[int, int]) -> Pixels:
     """Return the pixels of an image, upright, resized and converted.
 
     Parameters
@@ -214,8 +199,6 @@ def pixels_of(image: "Image", channels: int, size: tuple[int, int]) -> Pixels:
     ValueError
         If pixels have 32 bits: their range is unknown.
     """
-    from PIL import Image
-
     image = upright(image)
     if image.mode in ("I", "F"):
         raise ValueError("its pixels are numbers of 32 bits; expected 8 or 16 bits")
@@ -230,31 +213,8 @@ def pixels_of(image: "Image", channels: int, size: tuple[int, int]) -> Pixels:
 
 def read_image(path: Path, channels: int, size: tuple[int, int]) -> Pixels:
     """Return `pixels_of` a file. Damaged files raise nearly any exception."""
-    from PIL import Image
-
     with Image.open(path) as image:
         return pixels_of(image, channels, size)
-
-
-def common_shape(sources: Iterable[ImageFile], size: int) -> Shape:
-    """Return the height, width and channels to which images are converted.
-
-    Parameters
-    ----------
-    sources : iterable of ImageFile
-        Some of the images. There are 3 channels if any of them has colours.
-    size : int
-        Side in pixels; 0 keeps the size of the first readable image.
-    """
-    first, channels = None, 1
-    for _, load in sources:
-        # Damaged files raise nearly any exception; `Pictures.write` reports them.
-        with suppress(Exception), load() as image:
-            first = first or upright(image).size
-            grey = image.mode in ("1", "L", "LA", "La") or image.mode.startswith("I;16")
-            channels = channels if grey else 3
-    width, height = (size, size) if size else first or (1, 1)
-    return height, width, channels
 
 
 class Pictures:
@@ -262,16 +222,34 @@ class Pictures:
 
     Parameters
     ----------
-    sources : iterable of ImageFile
-        The images.
-    count : int
-        Their number.
+    sources : sequence
+        Their files, or other names.
+    opened : callable
+        Returns the image of a source, which need not be decoded.
     shape : tuple of int
         Height, width and channels to which they are converted.
     """
 
-    def __init__(self, sources: Iterable[ImageFile], count: int, shape: Shape) -> None:
-        self.sources, self.count, self.shape = sources, count, shape
+    def __init__(self, sources: Sequence[Any], opened: Open, shape: Shape) -> None:
+        self.sources, self.opened, self.shape = sources, opened, shape
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Any], opened: Open, size: int) -> list[Self]:
+        """Return the images of the parts of a data set, with one shape for all.
+
+        There are 3 channels if any of some images has colours. ``size`` is the side in
+        pixels; 0 keeps the size of the first readable image.
+        """
+        first, channels = None, 1
+        sources = [source for part in parts for source in part]
+        for source in sources[:: -(-len(sources) // INSPECTED)]:
+            # Damaged files raise nearly any exception; `write` reports them.
+            with suppress(Exception), opened(source) as image:
+                first = first or upright(image).size
+                is_grey = image.mode in GREY or image.mode.startswith("I;16")
+                channels = channels if is_grey else 3
+        width, height = (size, size) if size else first or (1, 1)
+        return [cls(part, opened, (height, width, channels)) for part in parts]
 
     def write(self, file: BinaryIO) -> None:
         """Decode the images in threads, and write them as an ``.npy`` file.
@@ -283,25 +261,25 @@ class Pictures:
         """
         from rich.progress import Progress
 
-        shape = self.count, *self.shape
+        shape = len(self.sources), *self.shape
         header = {"descr": "|u1", "fortran_order": False, "shape": shape}
         np.lib.format.write_array_header_1_0(file, header)
-        size, sources = max(1, BLOCK // int(np.prod(self.shape))), iter(self.sources)
+        size = max(1, BLOCK // int(np.prod(self.shape)))
         with (
             ThreadPoolExecutor(os.cpu_count()) as pool,
             Progress(transient=True) as bar,
         ):
-            task = bar.add_task("Decoding images (once)", total=self.count)
+            task = bar.add_task("Decoding images (once)", total=len(self.sources))
             # `map` decodes ahead, so blocks bound the memory.
-            while block := list(islice(sources, size)):
+            for start in range(0, len(self.sources), size):
+                block = self.sources[start : start + size]
                 for pixels in pool.map(self._decoded, block):
                     file.write(np.ascontiguousarray(pixels).data)
                 bar.advance(task, len(block))
 
-    def _decoded(self, source: ImageFile) -> Pixels:
-        place, load = source
+    def _decoded(self, source: Any) -> Pixels:
         height, width, channels = self.shape
-        with reading(f"image {place}", "data-dir"), load() as image:
+        with reading(f"image {source}", "data-dir"), self.opened(source) as image:
             return pixels_of(image, channels, (width, height))
 
 
@@ -379,10 +357,11 @@ def load(key: str, read: Read, settings: DataSettings) -> Dataset:
                 "cache-dir",
             ) from None
         dataset = _mapped(directory)
-    total = len(dataset.classes)
-    count = settings.num_classes or total
+    total, count = len(dataset.classes), settings.num_classes
+    if count in (0, total):
+        return dataset
     allowed = f"0 (all) or from 2 to {total}"
-    require(count == total or 2 <= count <= total, "num-classes", count, allowed)
+    require(2 <= count < total, "num-classes", count, allowed)
     return replace(
         dataset,
         train=_first_classes(dataset.train, count),
@@ -393,8 +372,6 @@ def load(key: str, read: Read, settings: DataSettings) -> Dataset:
 
 def _first_classes(examples: ImageSet, count: int) -> ImageSet:
     """Return the examples of the first classes."""
-    if not count:
-        return examples
     selected = examples.labels < count
     # Images sorted by class stay memory-mapped: a slice copies nothing.
     leading = bool((np.diff(selected.astype(np.int8)) <= 0).all())
@@ -534,16 +511,16 @@ def image_folder(settings: DataSettings) -> tuple[str, Read]:
     clients = tuple(sorted({path.parts[-4] for path in paths})) if client else ()
 
     def read() -> Dataset:
-        shape = common_shape(map(_picture, paths[:: -(-len(paths) // INSPECTED)]), size)
+        decoded = Pictures.of_parts(parts, Image.open, size)
         train, test = (
             ImageSet(
-                Pictures(map(_picture, part), len(part), shape),
+                images,
                 _numbered((path.parts[-2] for path in part), classes),
                 _numbered((path.parts[-4] for path in part), clients)
                 if clients
                 else None,
             )
-            for part in parts
+            for part, images in zip(parts, decoded, strict=True)
         )
         return Dataset(train, test, classes, clients)
 
@@ -556,59 +533,6 @@ def _numbered(names: Iterable[str], known: Sequence[str]) -> Integers:
     return np.array([places[name] for name in names])
 
 
-def _picture(path: Path) -> ImageFile:
-    from PIL import Image
-
-    return str(path), partial(Image.open, path)
-
-
-def array_files(settings: DataSettings) -> tuple[str, Read]:
-    """Return the key of ``train.npz`` and ``test.npz``, and a function that reads them.
-
-    Raises
-    ------
-    SettingsError
-        If a file is missing; later, if it is unreadable or an array is invalid.
-    """
-    root = Path(settings.data_dir).expanduser()
-    paths = [root / f"{part}.npz" for part in PARTS]
-    exist = bool(settings.data_dir) and all(path.is_file() for path in paths)
-    require(exist, "data-dir", settings.data_dir, f"a directory with {ARRAYS_FORM}")
-
-    def read() -> Dataset:
-        with reading(root, "data-dir", ARRAYS_FORM):
-            (train, names), (test, _) = map(_read_images, paths)
-            classes = names or tuple(map(str, range(int(train.labels.max()) + 1)))
-            for part in (train, test):
-                _check(part.images.shape[1:] == train.images.shape[1:])
-                _check(part.labels.max() < len(set(classes)) == len(classes))
-            return Dataset(train, test, classes)
-
-    return f"arrays/2/{root.resolve()}/{stamp(paths)}", read
-
-
-def _read_images(path: Path) -> tuple[ImageSet, tuple[str, ...]]:
-    """Return the images of a file, and the names of the classes if it has them."""
-    # A pickle could run any code.
-    with np.load(path, allow_pickle=False) as file:
-        images, labels = file["images"], file["labels"]
-        names = file["classes"] if "classes" in file else np.empty(0, np.str_)
-    images = images[..., None] if images.ndim == 3 else images
-    _check(images.dtype == np.uint8 and images.ndim == 4 and 0 not in images.shape)
-    # Channels first are a frequent mistake.
-    _check(images.shape[1] not in (1, 3) or images.shape[3] <= 4)
-    _check((names.dtype.kind, names.ndim) == ("U", 1))
-    _check(labels.dtype.kind in "iu" and labels.shape == images.shape[:1])
-    # As many names of classes would fill the memory.
-    _check(0 <= labels.min() <= labels.max() < MAX_CLASSES)
-    return ImageSet(images, labels.astype(np.int64)), tuple(map(str, names))
-
-
-def _check(valid: bool) -> None:
-    if not valid:
-        raise ValueError("its arrays do not fit")
-
-
 # For each data set, a function that returns its key, and a function that reads it.
 SOURCES: dict[str, Callable[[DataSettings], tuple[str, Read]]] = {
     "digits": _digits,
@@ -618,5 +542,4 @@ SOURCES: dict[str, Callable[[DataSettings], tuple[str, Read]]] = {
     "cifar10": partial(_torchvision, "CIFAR10"),
     "cifar100": partial(_torchvision, "CIFAR100"),
     "image-folder": image_folder,
-    "arrays": array_files,
 }

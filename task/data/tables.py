@@ -7,7 +7,7 @@ written to the cache.
 import io
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
@@ -17,6 +17,7 @@ from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
+from PIL import Image
 
 from flwr_frl.common.settings import (
     SettingsError,
@@ -28,16 +29,12 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.task.data.datasets import (
     FORM,
-    INSPECTED,
-    MAX_CLASSES,
     Dataset,
     DataSettings,
-    ImageFile,
     ImageSet,
     Integers,
     Pictures,
     Read,
-    common_shape,
     named_classes,
     stamp,
 )
@@ -63,6 +60,8 @@ CLIENT_NAMES = (
 NUMBERS = {"id", "index", "row", "number", "unique", "unnamed", "timestamp", "time"}
 # Cells of CSV files without a value, besides those that pandas writes.
 EMPTY = ["", "?", "NA", "N/A", "NaN", "nan", "null", "None"]
+# Larger integers are probably not classes.
+MAX_CLASSES = 100_000
 # A number as texts of a column have it in which few other cells are none.
 NUMBER = r"(?i)^\s*[+-]?(\d+\.?\d*|\.\d+|inf|nan)(e[+-]?\d+)?\s*$"
 # Share of a column's cells up to which texts among numbers are mistakes.
@@ -383,12 +382,8 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
         )
     images: list[Any] = [numbers[part] for part in parts] if not is_image else []
     if is_image:
-        cells = rows[inputs[0]]
-        some = parts[0][:: -(-len(parts[0]) // INSPECTED)]
-        shape = common_shape(_sources(name, cells, some), s.image_size)
-        images = [
-            Pictures(_sources(name, cells, part), len(part), shape) for part in parts
-        ]
+        opened = partial(_opened, rows[inputs[0]])
+        images = [*Pictures.of_parts(parts, opened, s.image_size)]
     train, test = (
         ImageSet(own, targets[part], owners[part] if clients else None)
         for own, part in zip(images, parts, strict=True)
@@ -672,14 +667,6 @@ def _numbers(table: Table, column: str, missing: str) -> npt.NDArray[np.float32]
     return values
 
 
-def _sources(name: str, cells: Any, rows: Integers) -> Iterator[ImageFile]:
-    """Yield the images of a column, not decoded yet."""
-    for row in rows.tolist():
-        yield f"{row} of {name}", partial(_opened, cells[row])
-
-
-def _opened(cell: Any) -> Any:
-    from PIL import Image
-
-    # A path or a URL beside the bytes is ignored.
-    return Image.open(io.BytesIO(cell["bytes"].as_py()))
+def _opened(cells: Any, row: int) -> Image.Image:
+    """Return the image in a cell. A path or a URL beside its bytes is ignored."""
+    return Image.open(io.BytesIO(cells[row]["bytes"].as_py()))

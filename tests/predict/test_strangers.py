@@ -87,13 +87,10 @@ def own(tmp_path) -> Path:
 
 @pytest.fixture
 def private(tmp_path):
-    """A folder of private images, texts and arrays."""
+    """A folder of private images and texts."""
     root = tmp_path / "private"
     write_images(root, ("ant", "bee"), 1)
     (root / "a.txt").write_text("secret " * 300)
-    pixels, labels = np.zeros((4, 8, 8), np.uint8), np.arange(4) % 2
-    for part in ("train", "test"):
-        np.savez(root / f"{part}.npz", images=pixels, labels=labels)
     return root
 
 
@@ -108,7 +105,7 @@ FILES = [
     ({"task": "image-folder", "image-size": 60000}, "image-size is"),
     *(
         ({"task": name, **PLACES}, "data-dir is")
-        for name in ("image-folder", "arrays", "text-folder", "table")
+        for name in ("image-folder", "text-folder", "table")
     ),
     *(
         ({"task": name}, "task is")

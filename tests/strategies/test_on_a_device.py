@@ -9,6 +9,7 @@ import pytest
 import torch
 from cohort_tasks import N, dense
 from outcomes import assert_same, outcome
+from pictures import write_images
 
 from flwr_frl import simulate
 from flwr_frl.predict import personalize
@@ -121,11 +122,10 @@ def test_examples_are_moved_to_the_device_once_and_cached(monkeypatch):
 def test_newcomers_are_fitted_on_the_device(tmp_path):
     rng = np.random.default_rng(0)
     for part, count in (("train", 30), ("test", 12)):
-        labels = np.arange(count) % 3
-        images = rng.normal(100 * labels[:, None, None], 15, (count, 8, 8))
-        path = tmp_path / f"{part}.npz"
-        np.savez(path, images=images.clip(0, 255).astype("u1"), labels=labels)
-    options = {"task": "arrays", "data-dir": str(tmp_path), "partition": "iid"}
+        for label in range(3):
+            images = rng.normal(100 * label, 15, (count // 3, 8, 8)).clip(0, 255)
+            write_images(tmp_path / part / str(label), images.astype("u1"))
+    options = {"task": "image-folder", "data-dir": str(tmp_path), "partition": "iid"}
     options |= {"num-clients": 2, "rounds": 1, "fraction": 1.0, "device": "cpu"}
     options |= {"output": str(tmp_path / "out"), "cache-dir": str(tmp_path / "cache")}
     simulate("fedrep", "inline", **options)
