@@ -85,8 +85,8 @@ class TableCard(Card):
         Treatment of missing numbers: ``error`` or ``mean``.
     scaling : Scaling
         The scaling of inputs and labels.
-    series : tuple of str
-        Names of the columns of clients and of classes; see `Dataset`.
+    client_column : str
+        Name of the column of clients, if there is one.
     client : str
         Name of the only client whose rows are read; "" reads all.
     """
@@ -96,7 +96,7 @@ class TableCard(Card):
     columns: Annotated[tuple[str, ...], Field(min_length=1)]
     missing: Literal["error", "mean"]
     scaling: Scaling
-    series: Annotated[tuple[str, ...], Field(max_length=2)]
+    client_column: str
     client: str
 
     def task(self) -> TableTask:
@@ -110,7 +110,8 @@ class TableCard(Card):
         window = self.shape[1] if len(self.shape) == 2 else 0
         rest = {"stride": self.stride, "missing": self.missing, **self.settings}
         how = TableSettings(window=window, **rest)
-        data = Dataset(rows, rows, self.classes, (), (), self.columns, self.series)
+        column = self.client_column
+        data = Dataset(rows, rows, self.classes, (), (), self.columns, column)
         return TableTask(how, 0, data, self.scaling, self.client)
 
 
@@ -128,7 +129,7 @@ def card_of(task: Task, client: int = 0) -> str:
         how = task.settings
         card |= {"shape": task.shape, "columns": task.columns, "stride": how.stride}
         card |= {"missing": how.missing, "scaling": asdict(task.scaling(client))}
-        card |= {"series": task.dataset.series, "client": task.client}
+        card |= {"client_column": task.dataset.client_column, "client": task.client}
     else:
         card |= {"source": built.source, "shape": built.dataset.train.images.shape[1:]}
     return json.dumps(card)

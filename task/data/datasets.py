@@ -47,10 +47,10 @@ Open = Callable[[Any], Image.Image]
 PARTS = ("train", "test")
 ABOUT = "about.json"
 # Fields of a data set that the file `ABOUT` has.
-TEXTS = ("classes", "clients", "notes", "columns", "series")
+TEXTS = ("classes", "clients", "notes", "columns")
 
 # Version of decoded images; a change invalidates those in the cache.
-FORM = "/4"
+FORM = "/5"
 # Number of images that decide whether a data set is grey.
 INSPECTED = 200
 # Modes of grey images, besides those of 16 bits.
@@ -151,9 +151,8 @@ class Dataset:
         Notices for users.
     columns : tuple of str, default ()
         Names of a table's input columns.
-    series : tuple of str, default ()
-        Names of a table's columns of clients and of classes, "" for neither: rows that
-        differ in one of them are in different series.
+    client_column : str, default ""
+        Name of a table's column of clients, if there is one.
     """
 
     train: ImageSet
@@ -162,7 +161,7 @@ class Dataset:
     clients: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()
-    series: tuple[str, ...] = ()
+    client_column: str = ""
 
 
 # Decoding of image files
@@ -388,8 +387,9 @@ def _mapped(directory: Path) -> Dataset:
         )
         for part in PARTS
     )
-    texts = (tuple(about.get(name, ())) for name in TEXTS)
-    return Dataset(train, test, *texts)
+    classes, clients, notes, columns = (tuple(about[name]) for name in TEXTS)
+    column = about["client_column"]
+    return Dataset(train, test, classes, clients, notes, columns, column)
 
 
 def _write(dataset: Dataset, directory: Path) -> None:
@@ -403,7 +403,7 @@ def _write(dataset: Dataset, directory: Path) -> None:
                     values.write(file)
                 else:
                     np.save(file, np.ascontiguousarray(values), allow_pickle=False)
-    about = {name: getattr(dataset, name) for name in TEXTS}
+    about = {name: getattr(dataset, name) for name in (*TEXTS, "client_column")}
     write_atomically(directory / ABOUT, json.dumps(about).encode())
 
 
@@ -436,7 +436,7 @@ def _digits(_: DataSettings) -> tuple[str, Read]:
         train, test = (everything[np.flatnonzero(at)] for at in (~tested, tested))
         return Dataset(train, test, tuple("0123456789"))
 
-    return "digits/2", read
+    return "digits/3", read
 
 
 def _torchvision(name: str, settings: DataSettings) -> tuple[str, Read]:
@@ -471,7 +471,7 @@ def _torchvision(name: str, settings: DataSettings) -> tuple[str, Read]:
             parts.append(ImageSet(images, np.asarray(part.targets, np.int64) - first))
         return Dataset(parts[0], parts[1], tuple(train.classes[first:]))
 
-    return f"{name}/2/{options}/{root.resolve()}", read
+    return f"{name}/3/{options}/{root.resolve()}", read
 
 
 def image_folder(settings: DataSettings) -> tuple[str, Read]:

@@ -49,8 +49,6 @@ SPLITS = {
 }
 # Seed of held-out test sets, the same for all runs.
 HELD_OUT_SEED = 0x4E1D
-# An integer as a program writes it if other cells of its column are empty.
-WHOLE = re.compile(r"([+-]?\d+)\.0*")
 # Common names of columns of labels and of clients, the latter without the words of
 # `NUMBERS`, which are those of columns that only count the rows.
 LABEL_NAMES = ("label", "labels", "target", "class")
@@ -62,10 +60,6 @@ NUMBERS = {"id", "index", "row", "number", "unique", "unnamed", "timestamp", "ti
 EMPTY = ["", "?", "NA", "N/A", "NaN", "nan", "null", "None"]
 # Larger integers are probably not classes.
 MAX_CLASSES = 100_000
-# A number as texts of a column have it in which few other cells are none.
-NUMBER = r"(?i)^\s*[+-]?(\d+\.?\d*|\.\d+|inf|nan)(e[+-]?\d+)?\s*$"
-# Share of a column's cells up to which texts among numbers are mistakes.
-FEW = 0.1
 # Whole numbers with more different values are no classes, unless the user says so.
 MANY = 20
 
@@ -166,7 +160,7 @@ def table_files(
             return _dataset(name, _joined(_splits(root, files)), settings, alone)
 
     chosen = [getattr(settings, field.name) for field in fields(ColumnSettings)]
-    return f"table/4{FORM}/{version}/{chosen}/{alone}", read
+    return f"table{FORM}/{version}/{chosen}/{alone}", read
 
 
 def _downloaded(name: str, settings: ColumnSettings) -> Path:
@@ -267,11 +261,10 @@ def read_inputs(
     dataset : Dataset
         Names of the columns.
     s : ColumnSettings
-        Treatment of missing numbers, and size of the windows, which are in one series
-        as in training.
+        Treatment of missing numbers, and size of the windows.
     client : str
         If there is a column of clients, only the rows of this one are returned; ""
-        returns all.
+        returns all. Rows of a window have one client.
 
     Returns
     -------
@@ -297,18 +290,17 @@ def read_inputs(
     table = Table(rows, len(rows), [(path, len(rows))])
     values = [_numbers(table, name, s.missing) for name in dataset.columns]
     numbers, places = np.concatenate(values, axis=1), np.arange(len(rows))
-    keys = np.zeros((len(rows), 2), np.int64)
-    for i, name in enumerate(dataset.series):
-        if name in rows.column_names:
-            texts = np.array([str(cell) for cell in rows[name].to_pylist()], np.str_)
-            found, keys[:, i] = np.unique(texts, return_inverse=True)
-            if i == 0 and client:
-                allowed = f"one of {_listed(found.tolist())}, or no column {name!r}"
-                require(client in found, "client-name", client, allowed)
-                places = np.flatnonzero(texts == client)
-    numbers = numbers[places]
+    owners, name = np.zeros_like(places), dataset.client_column
+    if name in rows.column_names:
+        texts = np.array([str(cell) for cell in rows[name].to_pylist()], np.str_)
+        found, owners = np.unique(texts, return_inverse=True)
+        if client:
+            allowed = f"one of {_listed(found.tolist())}, or no column {name!r}"
+            require(client in found, "client-name", client, allowed)
+            places = np.flatnonzero(texts == client)
+    numbers, owners = numbers[places], owners[places]
     if s.window:
-        order, (_, first), _ = _windows(keys[places], 0, s)
+        order, (_, first) = _windows(owners, np.zeros_like(owners), 0, s)
         require(len(first) > 0, "window", s.window, "at most the rows of a series")
         numbers = sliding_window_view(numbers[order], s.window, axis=0)[first]
         places = places[order][first]
@@ -359,27 +351,16 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
     parts = [np.arange(n), np.arange(n, len(rows))]
     if s.window and not is_image:
         kinds = targets if classes else np.zeros_like(owners)
-        order, parts, lengths = _windows(np.stack([owners, kinds], axis=1), n, s)
+        order, parts = _windows(owners, kinds, n, s)
         allowed = "fewer rows, so that a series has windows for training and testing"
         require(all(map(len, parts)), "window", s.window, allowed)
-        notes += (
-            f"{name!r}: {len(parts[0])} windows for training, {len(parts[1])} for "
-            f"testing; {(lengths < s.window).sum()} of the {len(lengths)} series have "
-            "too few rows for one",
-        )
         numbers = sliding_window_view(numbers[order], s.window, axis=0)
         targets, owners = (each[order][s.window - 1 :] for each in (targets, owners))
     elif n == len(rows):
-        by_time = s.split == "time"
-        tested = held_out(owners, s.test_fraction, by_time)
+        tested = held_out(owners, s.test_fraction, s.split == "time")
         allowed = f"smaller, so that some of the {n} examples remain for training"
         require(len(tested) < n, "test-fraction", s.test_fraction, allowed)
         parts = [np.setdiff1d(parts[0], tested), tested]
-        notes += (
-            f"{name!r} has no test split: {len(tested)} of the {n} examples, "
-            f"{'the last ones' if by_time else 'drawn at random'}, are held out for "
-            "testing",
-        )
     images: list[Any] = [numbers[part] for part in parts] if not is_image else []
     if is_image:
         opened = partial(_opened, rows[inputs[0]])
@@ -388,8 +369,8 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
         ImageSet(own, targets[part], owners[part] if clients else None)
         for own, part in zip(images, parts, strict=True)
     )
-    series = (client if clients else "", label if classes else "")
-    return Dataset(train, test, classes, clients, notes, tuple(inputs), series)
+    column = client if clients else ""
+    return Dataset(train, test, classes, clients, notes, tuple(inputs), column)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -400,13 +381,13 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def _windows(
-    series: Integers, trained: int, s: ColumnSettings
-) -> tuple[Integers, list[Integers], Integers]:
+    owners: Integers, kinds: Integers, trained: int, s: ColumnSettings
+) -> tuple[Integers, list[Integers]]:
     """Return the rows in the order of their series, and where the windows start.
 
     Parameters
     ----------
-    series : ndarray, shape (rows, 2)
+    owners, kinds : ndarray, shape (rows,)
         Client and class of each row. Successive rows with the same are one series.
     trained : int
         Number of rows of the training split.
@@ -420,13 +401,11 @@ def _windows(
         All rows: those of each split by client.
     starts : list of ndarray
         First positions, in this order, of the windows for training and for testing.
-    lengths : ndarray
-        Number of rows of each series.
     """
-    count = len(series)
+    count = len(owners)
     tested = np.arange(count) >= trained
-    order = np.lexsort((series[:, 0], tested))
-    keys = np.column_stack([series, tested])[order]
+    order = np.lexsort((owners, tested))
+    keys = np.column_stack([owners, kinds, tested])[order]
     inner = np.flatnonzero((keys[1:] != keys[:-1]).any(axis=1)) + 1
     edges = [0, *inner.tolist(), count]
     starts: list[list[int]] = [[], []]
@@ -437,7 +416,7 @@ def _windows(
         step = s.stride or s.window
         starts[0] += range(first, cut - s.window + 1, step)
         starts[1] += range(cut, end - s.window + 1, step)
-    return order, [np.array(each) for each in starts], np.diff(edges)
+    return order, [np.array(each) for each in starts]
 
 
 def held_out(clients: Integers, fraction: float, by_time: bool = False) -> Integers:
@@ -479,7 +458,7 @@ def _choose_columns(rows: Any, s: ColumnSettings, client: str) -> tuple[list[str
         raise unknown("label-column", label, columns, "the table")
     rest = [name for name in columns if name not in (label, client)]
     images = [name for name in rest if _is_image(rows[name])]
-    numbers = [name for name in rest if _is_numeric(rows[name])]
+    numbers = [name for name in rest if _is_numeric(rows[name].type)]
     inputs = [name.strip() for name in s.input_columns.split(",")]
     if not s.input_columns:
         lists = [name for name in numbers if hasattr(rows[name].type, "value_type")]
@@ -533,30 +512,14 @@ def _is_image(cells: Any) -> bool:
     )
 
 
-def _is_numeric(cells: Any) -> bool:
-    """Return whether cells are numbers, or lists of numbers.
+def _is_numeric(kind: Any) -> bool:
+    """Return whether cells of a type are numbers, or lists of numbers."""
+    from pyarrow import types
 
-    Columns of numbers with a few texts are columns of numbers, which have mistakes.
-    """
-    from pyarrow import compute, types
-
-    if (texts := _texts(cells)) is not None:
-        count = compute.sum(texts).as_py() or 0
-        return bool(0 < count <= FEW * (len(cells) - cells.null_count))
-    kind = cells.type
     while hasattr(kind, "value_type"):
         kind = kind.value_type
     tests = types.is_integer, types.is_floating, types.is_boolean
     return any(test(kind) for test in tests)
-
-
-def _texts(cells: Any) -> Any:
-    """Return which texts of a column are no numbers; None for other columns."""
-    from pyarrow import compute, types
-
-    if types.is_string(cells.type) or types.is_large_string(cells.type):
-        return compute.invert(compute.match_substring_regex(cells, NUMBER))
-    return None
 
 
 def _clients(
@@ -594,19 +557,13 @@ def _require_full(table: Table, column: str, code: str) -> None:
         raise SettingsError(f"column {column!r} is empty in {place}", code)
 
 
-def class_name(label: str) -> str:
-    """Return the class that a label names: ``1`` for ``1.0``, and without blanks."""
-    label = label.strip()
-    return whole[1] if (whole := WHOLE.fullmatch(label)) else label
-
-
 def _targets(
     table: Table, label: str, s: ColumnSettings, is_image: bool
 ) -> tuple[npt.NDArray[Any], tuple[str, ...]]:
     """Return the target of each row, and the names of the classes.
 
-    Classes are numbered in the order of their names (see `class_name`), or of the
-    numbers that they are. Without classes, targets are numbers.
+    Classes are numbered in the order of their names, or of the numbers that they are.
+    Without classes, targets are numbers.
     """
     cells = table.rows[label]
     _require_full(table, label, "label-column")
@@ -621,7 +578,7 @@ def _targets(
     valid = is_number or all(isinstance(value, str) for value in values)
     require(valid, "label-column", label, "a column of classes or numbers")
     if not is_number:
-        texts = np.array([class_name(value) for value in values])
+        texts = np.array([value.strip() for value in values])
     found, codes = np.unique(texts, return_inverse=True)
     is_class = not is_number or (is_whole and (is_image or len(found) <= MANY))
     if s.label_type != "auto":
@@ -645,16 +602,11 @@ def _numbers(table: Table, column: str, missing: str) -> npt.NDArray[np.float32]
     Cells without a number are NaN if ``missing`` is ``mean``.
     """
     cells = table.rows[column]
-    texts = _texts(cells)
-    if texts is not None and (row := texts.index(True).as_py()) >= 0:
-        line = f"column {column!r} has {cells[row].as_py()!r} in {table.place(row)}; "
-        line += "expected a number or an empty cell, or other input-columns"
-        raise SettingsError(line, "input-columns")
-    if hasattr(cells.type, "value_type"):
-        with reading(f"column {column}", "input-columns", "lists of equal length"):
+    with reading(f"column {column}", "input-columns", "lists of equal length"):
+        if hasattr(cells.type, "value_type"):
             values = np.array(cells.to_pylist(), np.float32)
-    else:
-        values = cells.cast("float64").to_numpy().astype(np.float32)
+        else:
+            values = cells.cast("float64").to_numpy().astype(np.float32)
     values = values.reshape(len(values), -1)
     invalid = np.isinf(values) if missing == "mean" else ~np.isfinite(values)
     if invalid.any():

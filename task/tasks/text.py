@@ -5,7 +5,6 @@ next of 80 characters, and of Sent140, which classifies tweets; or texts are cla
 by a pretrained transformer.
 """
 
-import csv
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from flwr_frl.common.settings import Checked, PathText, reading, require, setting
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.data.datasets import named_classes
-from flwr_frl.task.data.tables import HELD_OUT_SEED, class_name
+from flwr_frl.task.data.tables import HELD_OUT_SEED
 from flwr_frl.task.devices import CPU, seeded
 from flwr_frl.task.examples import ExampleSet, Loss
 from flwr_frl.task.models import SplitModel
@@ -451,18 +450,18 @@ class TransformerText(FileTask):
 
 def _rows(path: Path) -> list[tuple[str, str]]:
     """Return the (label, text) pairs of a table."""
+    from pyarrow import csv, string
+
     delimiter = "\t" if path.suffix == ".tsv" else ","
-    with reading(path, "data-dir"), path.open(encoding="utf-8-sig", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter=delimiter, strict=True))
-    allowed = f"a text, a label and no more cells, as in {TABLE_FORM}; quote texts"
-    pairs = []
-    for number, row in enumerate(rows or [{}], 1):
-        label, text = class_name(row.get("label") or ""), row.get("text")
-        # `DictReader` keeps the cells beyond the header's under None.
-        valid = bool(label) and text is not None and None not in row
-        require(valid, "data-dir", f"{path}, row {number}", allowed)
-        pairs.append((label, str(text)))
-    return pairs
+    parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    types = {"label": string(), "text": string()}
+    convert = csv.ConvertOptions(include_columns=[*types], column_types=types)
+    with reading(path, "data-dir", f"{TABLE_FORM}; quote texts"):
+        table = csv.read_csv(path, parse_options=parse, convert_options=convert)
+        labels = [label.strip() for label in table["label"].to_pylist()]
+        if not (labels and all(labels)):
+            raise ValueError("a label is missing")
+    return list(zip(labels, table["text"].to_pylist(), strict=True))
 
 
 def _joined(parts: tuple[ExampleSet, ...]) -> ExampleSet:
