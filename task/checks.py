@@ -17,7 +17,6 @@ from torch.nn.parameter import is_lazy
 from flwr_frl.common.settings import SettingsError, reason_of, require
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet, are_classes
-from flwr_frl.task.metrics import number
 from flwr_frl.task.models.frozen import copy_sharing_frozen, frozen_tensors
 from flwr_frl.task.models.split_model import SplitModel, logits_of
 from flwr_frl.task.training.sgd import freeze
@@ -45,25 +44,22 @@ def check_part(task: "Task", part: str, examples: ExampleSet) -> None:
         At least one example.
     """
     inputs, targets = examples.inputs, examples.targets
-    accepted = task.accepted_forms
-    classes = max(accepted.values(), default=0)
-    check_range(task, targets, classes or len(task.classes))
     # Rows of mapped files are not read.
     if examples.rows is None:
         check_finite("inputs", inputs)
     check_finite("targets", targets)
+    accepted = task.accepted_forms
     form = part, *((tuple(t.shape[1:]), t.dtype) for t in (inputs, targets))
-    if form in accepted:
-        return
-    if not accepted:
-        task.check_model(examples)
-    # Models, losses and metrics may draw random numbers.
-    with seeded(0):
-        outputs = try_examples(task, examples, training=part == "train")
-    if are_classes(targets, outputs.shape[1:2]):
-        classes = outputs.shape[1]
-        check_range(task, targets, classes)
-    accepted[form] = classes
+    if form not in accepted:
+        if not accepted:
+            task.check_model(examples)
+        # Models, losses and metrics may draw random numbers.
+        with seeded(0):
+            outputs = try_examples(task, examples, training=part == "train")
+        has_classes = are_classes(targets, outputs.shape[1:2])
+        accepted[form] = len(task.classes) or outputs.shape[1] if has_classes else 0
+    if accepted[form]:
+        check_range(task, targets, accepted[form])
 
 
 def try_examples(task: "Task", examples: ExampleSet, training: bool) -> Tensor:
@@ -147,20 +143,18 @@ def _check_shapes(task: "Task", outputs: Any, targets: Tensor) -> None:
 
 
 def try_metrics(task: "Task", outputs: Tensor, targets: Tensor) -> None:
-    """Raise `SettingsError` unless metrics return numbers.
+    """Raise `SettingsError` if a mistake in a metric's code raises an exception.
 
-    A metric may be undefined for some targets, and then raise an exception, but not one
-    of a mistake in its code.
+    A metric may be undefined for some targets, and then raise another exception.
     """
     for name, metric in task.metrics.items():
         try:
-            value = metric(outputs, targets)
+            float(metric(outputs, targets))
         except (AttributeError, NameError, TypeError) as error:
             raise SettingsError(f"metric {name!r} fails: {reason_of(error)}") from error
         # A custom metric may raise any exception.
         except Exception:
             continue
-        number(name, value)
 
 
 def check_finite(name: str, values: Tensor) -> None:
@@ -173,11 +167,8 @@ def check_finite(name: str, values: Tensor) -> None:
 def check_range(task: "Task", targets: Tensor, count: int) -> None:
     """Raise `SettingsError` if an integer target is none of ``count`` classes.
 
-    A count of 0 allows all. Cross-entropy ignores the target -100, and a custom loss
-    may ignore all below 0, but the loss of an example must be finite.
+    Cross-entropy ignores the target -100, and a custom loss may ignore all below 0.
     """
-    if not count or targets.is_floating_point():
-        return
     wrong = targets >= count
     if task.loss is nn.functional.cross_entropy:
         wrong |= (targets < 0) & (targets != IGNORED)

@@ -143,10 +143,8 @@ def named_metrics(text: str, task: "Task") -> dict[str, Metric]:
     return metrics
 
 
-def check_metrics(metrics: Any) -> None:
+def check_metrics(metrics: Mapping[str, Metric]) -> None:
     """Raise `SettingsError` unless metrics have names, none of them reserved."""
-    is_mapping = isinstance(metrics, Mapping)
-    require(is_mapping, "metrics", metrics, "a mapping of names to functions")
     for name in metrics:
         text = str(name)
         reserved = text in RESERVED or text.startswith("bytes-")
@@ -154,12 +152,3 @@ def check_metrics(metrics: Any) -> None:
             raise SettingsError(
                 f"a metric is called {name!r}; expected a text that is no reserved name"
             )
-
-
-def number(name: str, value: Any) -> float:
-    """Return a metric's value as a float; `SettingsError` if it is not a number."""
-    try:
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        text = " ".join(repr(value).split())[:200]
-        raise SettingsError(f"metric {name!r} is {text}; expected one number") from None

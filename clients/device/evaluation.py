@@ -13,7 +13,7 @@ from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import error_line
 from flwr_frl.task.base import Task
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.metrics import Metric, number
+from flwr_frl.task.metrics import Metric
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.neural_collapse import neural_collapse
 from flwr_frl.task.resident import test_examples
@@ -128,7 +128,7 @@ def measure(
 def _value(name: str, metric: Metric, outputs: Tensor, targets: Tensor) -> float:
     """Return a metric's value, NaN if it is undefined for the examples."""
     try:
-        return number(name, metric(outputs, targets))
+        return float(metric(outputs, targets))
     # `try_metrics` has reported errors that occur with any examples.
     except Exception as error:
         _report(name, error_line(error))

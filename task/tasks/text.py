@@ -8,7 +8,6 @@ by a pretrained transformer.
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 from zlib import crc32
@@ -374,17 +373,18 @@ def read_vectors(path: Path) -> tuple[dict[str, int], Tensor]:
     Tokens 0 and 1, for padding and for words that are not in the file, have zeros.
     """
     allowed = "another word and equally many finite numbers in each line"
+    form: dict[str, Any] = {
+        "delimiter": " ",
+        "comments": None,
+        "encoding": "utf-8",
+        "ndmin": 2,
+    }
     with reading(path, "embedding-file", allowed):
-        with path.expanduser().open(encoding="utf-8") as file:
-            lines = [line.rstrip().split(" ") for line in islice(file, WORDS - 2)]
-        for number, line in enumerate(lines, 1):
-            if len(line) != len(lines[0]):
-                raise ValueError(f"line {number} is not as long as line 1")
-        vectors = torch.tensor([[float(value) for value in row] for _, *row in lines])
-        vocabulary = {word: i for i, (word, *_) in enumerate(lines, 2)}
-        if len(vocabulary) < len(lines):
-            words = [word for word, *_ in lines]
-            raise ValueError(f"{max(words, key=words.count)!r} is repeated")
+        table = np.loadtxt(path.expanduser(), np.str_, max_rows=WORDS - 2, **form)
+        vectors = torch.from_numpy(table[:, 1:].astype(np.float32))
+        vocabulary = {word: i for i, word in enumerate(table[:, 0].tolist(), 2)}
+        if len(vocabulary) < len(table):
+            raise ValueError("a word is repeated")
         if not (vectors.numel() and vectors.isfinite().all()):
             raise ValueError("a number is missing or not finite")
     return vocabulary, torch.cat([torch.zeros(2, vectors.shape[1]), vectors])

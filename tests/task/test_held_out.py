@@ -134,7 +134,7 @@ def nothing(outputs, targets):
         ("nowhere:metric", "abc", "metrics 'nowhere:metric' cannot be imported"),
         ("flwr_frl.task.metrics:METRICS", "abc", "expected a function"),
         ("macro-f1", "", "a task with classes"),
-        (f"{__name__}:nothing", "abc", "metric 'nothing' is None; expected one"),
+        (f"{__name__}:nothing", "abc", "metric 'nothing' fails: float() argument"),
     ],
 )
 def test_invalid_metrics_are_an_error(metrics, classes, line):
