@@ -30,7 +30,7 @@ class Metric(NamedTuple):
 PERCENT = (
     *("accuracy", "accuracy-worst-decile", "accuracy-global", "accuracy-newcomers"),
     *("accuracy-fresh", "accuracy-initial", "auroc", "best-round", "success"),
-    *("accuracy-old-received", "accuracy-old-trained", "ece"),
+    *("accuracy-old-received", "accuracy-old-trained"),
 )
 METRICS = {
     **{n: Metric(f"{n.replace('-', ' ')} (%)", 100, 2) for n in PERCENT},

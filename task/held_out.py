@@ -35,10 +35,10 @@ class EvaluationSettings(Checked):
     result_protocol : {"mean-last", "last", "best-validation"}, default "mean-last"
         With ``best-validation``, every evaluation also uses the validation set.
     metrics : str, default ""
-        Metrics besides loss and accuracy, separated by commas: ``ece``,
-        ``brier-score`` and scikit-learn's ``balanced-accuracy`` and ``macro-f1`` if the
-        task names its classes, and import paths ``package.module:function`` of
-        functions that map all outputs and targets of a client to a number.
+        Metrics besides loss and accuracy, separated by commas: scikit-learn's
+        ``balanced-accuracy`` and ``macro-f1`` if the task names its classes, and import
+        paths ``package.module:function`` of functions that map all outputs and targets
+        of a client to a number.
     seed : int, default 0
         Determines the validation sets that are drawn.
     """

@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from flwr_frl.common.messages import OF_CLIENTS
 from flwr_frl.common.settings import (
@@ -38,8 +38,6 @@ RESERVED = frozenset(
     )
 )
 
-ECE_BINS = 15
-
 
 def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
     """Return scikit-learn's balanced accuracy: the mean recall of the classes."""
@@ -51,49 +49,10 @@ def macro_f1(outputs: Tensor, targets: Tensor) -> float:
     return _scored("f1_score", outputs, targets, average="macro", zero_division=0.0)
 
 
-def ece(outputs: Tensor, targets: Tensor) -> float:
-    """Return the expected calibration error (Guo et al., 2017), from 0 to 1.
-
-    It is the mean of abs(accuracy - confidence) over 15 bins of equal width, weighted
-    by their examples. An example's confidence is its largest probability.
-    """
-    shares, classes = probabilities(outputs, targets)
-    confidence, predicted = shares.max(1)
-    excess = confidence - (predicted == classes).float()
-    # The bins contain their upper ends.
-    bins = (confidence * ECE_BINS).ceil().long().clamp(1, ECE_BINS) - 1
-    sums = excess.new_zeros(ECE_BINS).index_add(0, bins, excess)
-    return sums.abs().sum().item() / len(excess) if len(excess) else math.nan
-
-
-def brier_score(outputs: Tensor, targets: Tensor) -> float:
-    """Return the Brier score (1950), from 0 to 2.
-
-    It is the mean of Σ_c (p_c - y_c)², where y_c is 1 for the target and else 0.
-    """
-    shares, classes = probabilities(outputs, targets)
-    error = shares - nn.functional.one_hot(classes, shares.shape[1])
-    return error.square().sum(1).mean().item()
-
-
-def probabilities(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return probabilities, of shape (n, classes), and the n classes that are targets.
-
-    Each position of a sequence is an example. Targets below 0 are left out.
-    """
-    counted = targets.flatten() >= 0
-    scores = outputs.movedim(1, -1).flatten(0, -2)
-    return scores[counted].softmax(1), targets.flatten()[counted]
-
-
 METRICS: Mapping[str, Metric] = {
     "balanced-accuracy": balanced_accuracy,
     "macro-f1": macro_f1,
-    "ece": ece,
-    "brier-score": brier_score,
 }
-# The metrics that scikit-learn computes.
-OF_SKLEARN = ("balanced-accuracy", "macro-f1")
 
 
 def _scored(name: str, outputs: Tensor, targets: Tensor, **options: Any) -> float:
@@ -133,9 +92,8 @@ def named_metrics(text: str, task: "Task") -> dict[str, Metric]:
         if metric is None:
             raise unknown("metric", name, METRICS, code="metrics")
         require(callable(metric), "metrics", name, "a function")
-        if name in OF_SKLEARN:
-            need("sklearn", "simulation", f"metric {name!r}")
         if name in METRICS:
+            need("sklearn", "simulation", f"metric {name!r}")
             allowed = "a metric of a task with classes (classes=... of an ExampleTask)"
             require(bool(task.classes), "metrics", name, allowed)
         metrics[name.rpartition(":")[2]] = metric

@@ -27,8 +27,6 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "accuracy-newcomers": ("new clients", "{:.2%}", 1),
     "accuracy-global": ("global model", "{:.2%}", 1),
     "balanced-accuracy": ("balanced accuracy", "{:.2%}", 1),
-    "ece": ("ECE", "{:.2%}", 1),
-    "brier-score": ("Brier score", "{:.4g}", 1),
     "loss-point": ("cost", "{:.4g}", 1),
     "evaluated": ("clients", "{:.7g}", 1),
     LOST: ("lost replies", "{:.0%}", 1),
