@@ -1,9 +1,13 @@
 """Small generated data sets, one for each kind of folder that a task reads."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
+
+from flwr_frl.task.data.datasets import PARTS, Dataset, ImageSet
+from flwr_frl.task.tasks.image import ImageTask
 
 
 def write_all(directory: Path) -> None:
@@ -15,7 +19,7 @@ def write_all(directory: Path) -> None:
 
 
 def write_arrays(directory: Path, side: int, counts: tuple[int, int]) -> None:
-    """Write colour images of four learnable classes, for the task ``arrays``.
+    """Write colour images of four learnable classes, for `Arrays`.
 
     Parameters
     ----------
@@ -33,6 +37,16 @@ def write_arrays(directory: Path, side: int, counts: tuple[int, int]) -> None:
         labels = np.arange(n) % 4
         images = patterns[labels] + rng.integers(0, 56, (n, side, side, 3))
         np.savez(directory / f"{part}.npz", images=images.astype("u1"), labels=labels)
+
+
+class Arrays(ImageTask):
+    """Classification of the images that `write_arrays` has written."""
+
+    def __init__(self, settings: Any, num_clients: int) -> None:
+        files = [np.load(Path(settings.data_dir) / f"{part}.npz") for part in PARTS]
+        train, test = (ImageSet(file["images"], file["labels"]) for file in files)
+        dataset = Dataset(train, test, tuple("0123"))
+        super().__init__("arrays", settings, num_clients, dataset)
 
 
 def write_images(directory: Path) -> None:
