@@ -46,8 +46,6 @@ Open = Callable[[Any], Image.Image]
 
 PARTS = ("train", "test")
 ABOUT = "about.json"
-# Fields of a data set that the file `ABOUT` has.
-TEXTS = ("classes", "clients", "notes", "columns")
 
 # Version of decoded images; a change invalidates those in the cache.
 FORM = "/5"
@@ -388,9 +386,10 @@ def _mapped(directory: Path) -> Dataset:
         )
         for part in PARTS
     )
-    classes, clients, notes, columns = (tuple(about[name]) for name in TEXTS)
-    column = about["client_column"]
-    return Dataset(train, test, classes, clients, notes, columns, column)
+    # JSON has no tuples.
+    for name, value in about.items():
+        about[name] = tuple(value) if isinstance(value, list) else value
+    return Dataset(train, test, **about)
 
 
 def _write(dataset: Dataset, directory: Path) -> None:
@@ -404,7 +403,7 @@ def _write(dataset: Dataset, directory: Path) -> None:
                     values.write(file)
                 else:
                     np.save(file, np.ascontiguousarray(values), allow_pickle=False)
-    about = {name: getattr(dataset, name) for name in (*TEXTS, "client_column")}
+    about = {n: v for n, v in vars(dataset).items() if n not in PARTS}
     write_atomically(directory / ABOUT, json.dumps(about).encode())
 
 

@@ -58,8 +58,6 @@ CLIENT_NAMES = (
 NUMBERS = {"id", "index", "row", "number", "unique", "unnamed", "timestamp", "time"}
 # Cells of CSV files without a value, besides those that pandas writes.
 EMPTY = ["", "?", "NA", "N/A", "NaN", "nan", "null", "None"]
-# Larger integers are probably not classes.
-MAX_CLASSES = 100_000
 # Whole numbers with more different values are no classes, unless the user says so.
 MANY = 20
 
@@ -543,9 +541,6 @@ def _clients(
             return (), np.zeros(count, np.int64)
         cells = np.repeat(named, [rows for _, rows in table.files])
     found, numbers = np.unique(cells, return_inverse=True)
-    allowed = "a column with at least 2 clients that have several rows each, not "
-    allowed += f"{len(found)} in {count} rows"
-    require(1 < len(found) < count, "client-column", column, allowed)
     return tuple(map(str, found)), numbers
 
 
@@ -574,12 +569,10 @@ def _targets(
         return values.astype(np.int64), named
     is_number = values.dtype.kind in "biuf"
     is_whole = is_number and bool((values == np.rint(values)).all())
-    texts = values.astype(np.int64) if is_whole else values
-    valid = is_number or all(isinstance(value, str) for value in values)
-    require(valid, "label-column", label, "a column of classes or numbers")
+    names = values.astype(np.int64) if is_whole else values
     if not is_number:
-        texts = np.array([value.strip() for value in values])
-    found, codes = np.unique(texts, return_inverse=True)
+        names = np.array([value.strip() for value in values])
+    found, codes = np.unique(names, return_inverse=True)
     is_class = not is_number or (is_whole and (is_image or len(found) <= MANY))
     if s.label_type != "auto":
         is_class = s.label_type == "class"
@@ -588,10 +581,6 @@ def _targets(
         finite = bool(np.isfinite(values).all() and len(found) > 1)
         require(finite, "label-column", label, "a column of different finite numbers")
         return values.astype(np.float32), ()
-    allowed = f"a column of at most {MAX_CLASSES} classes with several rows each, not "
-    allowed += f"{len(found)} different cells in {len(values)} rows"
-    valid = len(found) <= min(MAX_CLASSES, max(2, len(values) // 2))
-    require(valid, "label-column", label, allowed)
     classes = named_classes(s.classes, tuple(map(str, found)))
     return np.array([classes.index(str(name)) for name in found])[codes], classes
 

@@ -186,9 +186,7 @@ class ImageTask(PartitionedTask):
         usual = "cifar10-cnn" if min(height, width) >= SMALL else "digits-cnn"
         self.model_name = settings.model or DEFAULT_MODELS.get(name, usual)
         if channels == 1 and self.model_name not in MODELS:
-            self.notes += (
-                f"grey images become RGB, as {self.model_name} takes no others",
-            )
+            # torchvision's models take no others.
             channels = 3
         usual_statistics = RGB if channels == 3 else GREY
         mean, std = CIFAR100 if name == "cifar100" else usual_statistics

@@ -251,10 +251,7 @@ def test_windows_have_one_client_and_class_and_share_no_row_with_the_test(
 @pytest.mark.parametrize(
     ("changes", "settings", "code"),
     [
-        ({}, {"client_column": "fixed"}, "client-column"),
-        ({}, {"client_column": "row"}, "client-column"),
         ({}, {"client_column": "town"}, "client-column"),
-        ({"activity": [f"note {i}" for i in range(80)]}, {}, "label-column"),
         ({"activity": ["run", None] * 40}, {}, "label-column"),
         ({"activity": [1] * 80}, {"label_type": "number"}, "label-column"),
         ({}, {"label_type": "number"}, "label-type"),
@@ -262,7 +259,7 @@ def test_windows_have_one_client_and_class_and_share_no_row_with_the_test(
         ({"age": ["old"] * 80}, {"input_columns": "age"}, "input-columns"),
         ({"heart": ["inf"] * 80}, {"missing": "mean"}, "missing"),
         ({}, {"clients": 5}, "num-clients"),
-        ({}, {"model": "cnn-1d"}, "window"),
+        ({}, {"model": "cnn-1d"}, "settings"),
         ({}, {"secure_aggregation": True}, "standardize"),
     ],
 )

@@ -129,7 +129,6 @@ def test_grey_images_become_rgb_for_a_model_of_torchvision(tmp_path):
     write_grey(tmp_path)
     task = folder_task(tmp_path, model="resnet18")
     assert task.shape == (3, 16, 16)
-    assert task.notes == ("grey images become RGB, as resnet18 takes no others",)
     ((inputs, _),) = task.test_examples(0).batches(10)
     grey = task.dataset.test.images[task.test[0], ..., 0] / 255
     means, deviations = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
