@@ -209,13 +209,9 @@ class ExampleSet:
     def moved(self, device: torch.device) -> Self:
         """Return the same examples, all of them on a device."""
         inputs = self.inputs if self.rows is None else self.inputs[self.rows]
-        examples = inputs.to(device), self.targets.to(device)
-        return type(self)(
-            *examples,
-            **self._statistics(device),
-            augment=self.augment,
-            drop_single=self.drop_single,
-        )
+        examples = {"inputs": inputs.to(device), "targets": self.targets.to(device)}
+        changes = examples | self._statistics(device)
+        return replace(self, rows=None, device=None, **changes)
 
     def _statistics(self, device: torch.device) -> dict[str, Any]:
         if self.mean is None or self.std is None:

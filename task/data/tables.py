@@ -448,8 +448,6 @@ def held_out(clients: Integers, fraction: float, by_time: bool = False) -> Integ
 def _choose_columns(rows: Any, s: ColumnSettings, client: str) -> tuple[list[str], str]:
     """Return the names of the input columns and of the label column."""
     columns = rows.column_names
-    # Names may contain line breaks.
-    listed = " ".join(f"of the columns {', '.join(columns)}".split())
     candidates = [*_class_names(rows)] or [n for n in LABEL_NAMES if n in columns][:1]
     label = s.label_column.strip() or (candidates[0] if len(candidates) == 1 else "")
     if label not in columns:
@@ -468,7 +466,8 @@ def _choose_columns(rows: Any, s: ColumnSettings, client: str) -> tuple[list[str
             kind, usable = "column of numbers in input-columns", numbers + images
             raise unknown(kind, name, usable, "the table", code="input-columns")
     valid = {*inputs} <= {*numbers} or len(inputs) == 1
-    allowed = f"one column of images, or columns of numbers with commas, {listed}"
+    allowed = "one column of images, or columns of numbers with commas, of the columns "
+    allowed += _listed(columns)
     require(bool(inputs) and valid, "input-columns", s.input_columns, allowed)
     return inputs, label
 
