@@ -20,7 +20,7 @@ from flwr_frl.common.settings import Checked, PathText, reading, require, settin
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.data.datasets import named_classes
 from flwr_frl.task.data.tables import HELD_OUT_SEED
-from flwr_frl.task.devices import CPU, seeded
+from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet, Loss
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.transformer import (
@@ -192,7 +192,7 @@ class FileTask(BaseTask):
     data_dir : str
         Directory of the files.
     num_clients : int
-        Number of clients; 0 gives client 0 all files.
+        Number of clients; 0 on a device, which has one file.
     suffixes : tuple of str
         Suffixes of the files.
     form : str
@@ -214,12 +214,12 @@ class FileTask(BaseTask):
         files = sorted(f for suffix in suffixes for f in root.glob(f"*{suffix}"))
         exist = bool(data_dir) and bool(files)
         require(exist, "data-dir", data_dir, f"a directory with {form}")
-        allowed = f"at most {len(files)}, the number of files"
-        require(num_clients <= len(files), "num-clients", num_clients, allowed)
-        self.all_files = files
-        self.files = [[file] for file in files[:num_clients]] or [files]
+        allowed = f"at most {len(files)}, the number of files; a device has one"
+        valid = num_clients <= len(files) if num_clients else len(files) == 1
+        require(valid, "num-clients", num_clients, allowed)
+        self.files = files
         self.client_names = tuple(file.stem for file in files[:num_clients])
-        self._examples = lru_cache(maxsize=32)(self._read)
+        self._examples = lru_cache(maxsize=32)(self._split)
 
     @abstractmethod
     def _split(self, path: Path) -> tuple[ExampleSet, ExampleSet]:
@@ -229,10 +229,6 @@ class FileTask(BaseTask):
     def _tokens(self, texts: list[str]) -> Tensor:
         """Return the tokens of texts that are classified, shape (n, length)."""
 
-    def _read(self, client: int) -> tuple[ExampleSet, ExampleSet]:
-        train, test = zip(*map(self._split, self.files[client]), strict=True)
-        return _joined(train), _joined(test)
-
     def _labelled(self, path: Path) -> ExampleSet:
         """Return the examples of a table."""
         labels, texts = zip(*_rows(path), strict=True)
@@ -241,18 +237,18 @@ class FileTask(BaseTask):
 
     def _classes(self) -> tuple[str, ...]:
         """Return the classes in all files, also in those of unused clients."""
-        labels = {label for file in self.all_files for label, _ in _rows(file)}
+        labels = {label for file in self.files for label, _ in _rows(file)}
         allowed = "a directory with texts of more than one class"
         require(len(labels) > 1, "data-dir", self.data_dir, allowed)
         return tuple(sorted(labels))
 
     def train_examples(self, client: int) -> ExampleSet:
         """Return the examples from a client's text that are not for testing."""
-        return self._examples(client)[0]
+        return self._examples(self.files[client])[0]
 
     def test_examples(self, client: int) -> ExampleSet:
         """Return the examples from a client's text that are for testing."""
-        return self._examples(client)[1]
+        return self._examples(self.files[client])[1]
 
     def read(self, line: str) -> Tensor:
         """Return the tokens of a text."""
@@ -267,7 +263,7 @@ class TextTask(FileTask):
     settings : TextSettings
         Text files and size of the model.
     num_clients : int
-        Number of clients; 0 gives client 0 all files.
+        Number of clients; 0 on a device, which has one file.
 
     Raises
     ------
@@ -281,7 +277,7 @@ class TextTask(FileTask):
     def __init__(self, settings: TextSettings, num_clients: int) -> None:
         self.settings = settings
         super().__init__(settings.data_dir, num_clients, (".txt", *TABLES), FORM)
-        kinds = {file.suffix in TABLES for file in self.all_files}
+        kinds = {file.suffix in TABLES for file in self.files}
         allowed = f"a directory with either {FORM}"
         require(len(kinds) == 1, "data-dir", settings.data_dir, allowed)
         self.labelled = kinds == {True}
@@ -400,7 +396,7 @@ class TransformerText(FileTask):
     settings : TransformerSettings
         Tables of texts, and which part of the transformer is trained.
     num_clients : int
-        Number of clients; 0 gives client 0 all files.
+        Number of clients; 0 on a device, which has one file.
 
     Raises
     ------
@@ -462,16 +458,6 @@ def _rows(path: Path) -> list[tuple[str, str]]:
         if not (labels and all(labels)):
             raise ValueError("a label is missing")
     return list(zip(labels, table["text"].to_pylist(), strict=True))
-
-
-def _joined(parts: tuple[ExampleSet, ...]) -> ExampleSet:
-    if len(parts) == 1:
-        return parts[0]
-    whole = [part.moved(CPU) for part in parts]
-    return ExampleSet(
-        torch.cat([part.inputs for part in whole]),
-        torch.cat([part.targets for part in whole]),
-    )
 
 
 def _characters(text: str) -> Tensor:

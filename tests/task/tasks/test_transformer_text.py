@@ -107,11 +107,14 @@ def test_features_are_means_over_the_tokens_of_a_text(folder, data):
             torch.testing.assert_close(row, states[0].mean(0))
 
 
-def test_device_uses_all_files_and_may_set_the_classes(folder, data):
+def test_device_has_one_file_and_may_set_the_classes(folder, data):
+    assert code_of(folder, data, 0) == "num-clients"
+    for name in ("bob.csv", "cat.tsv"):
+        (data / name).unlink()
     task = task_of(folder, data, 0, classes="down, up, none")
-    assert len(task.train_examples(0)) + len(task.test_examples(0)) == 36
+    assert len(task.train_examples(0)) + len(task.test_examples(0)) == 16
     assert task.classes == ("down", "up", "none")
-    assert code_of(folder, data, classes="up,none") == "classes"
+    assert code_of(folder, data, 0, classes="up,none") == "classes"
 
 
 @pytest.mark.parametrize(
