@@ -56,7 +56,7 @@ def check_part(task: "Task", part: str, examples: ExampleSet) -> None:
         with seeded(0):
             outputs = try_examples(task, examples, training=part == "train")
         has_classes = are_classes(targets, outputs.shape[1:2])
-        accepted[form] = len(task.classes) or outputs.shape[1] if has_classes else 0
+        accepted[form] = (len(task.classes) or outputs.shape[1]) if has_classes else 0
     if accepted[form]:
         check_range(task, targets, accepted[form])
 
