@@ -58,6 +58,10 @@ CLIENT_NAMES = (
 NUMBERS = {"id", "index", "row", "number", "unique", "unnamed", "timestamp", "time"}
 # Cells of CSV files without a value, besides those that pandas writes.
 EMPTY = ["", "?", "NA", "N/A", "NaN", "nan", "null", "None"]
+# A number as texts of a column have it in which few other cells are none.
+NUMBER = r"(?i)^\s*[+-]?(\d+\.?\d*|\.\d+|inf|nan)(e[+-]?\d+)?\s*$"
+# Share of a column's cells up to which texts among numbers are mistakes.
+FEW = 0.1
 # Whole numbers with more different values are no classes, unless the user says so.
 MANY = 20
 
@@ -355,10 +359,16 @@ def _dataset(name: str, table: Table, s: ColumnSettings, alone: bool) -> Dataset
         numbers = sliding_window_view(numbers[order], s.window, axis=0)
         targets, owners = (each[order][s.window - 1 :] for each in (targets, owners))
     elif n == len(rows):
-        tested = held_out(owners, s.test_fraction, s.split == "time")
+        by_time = s.split == "time"
+        tested = held_out(owners, s.test_fraction, by_time)
         allowed = f"smaller, so that some of the {n} examples remain for training"
         require(len(tested) < n, "test-fraction", s.test_fraction, allowed)
         parts = [np.setdiff1d(parts[0], tested), tested]
+        notes += (
+            f"{name!r} has no test split: {len(tested)} of the {n} examples, "
+            f"{'the last ones' if by_time else 'drawn at random'}, are held out for "
+            "testing",
+        )
     images: list[Any] = [numbers[part] for part in parts] if not is_image else []
     if is_image:
         opened = partial(_opened, rows[inputs[0]])
@@ -454,7 +464,7 @@ def _choose_columns(rows: Any, s: ColumnSettings, client: str) -> tuple[list[str
         raise unknown("label-column", label, columns, "the table")
     rest = [name for name in columns if name not in (label, client)]
     images = [name for name in rest if _is_image(rows[name])]
-    numbers = [name for name in rest if _is_numeric(rows[name].type)]
+    numbers = [name for name in rest if _is_numeric(rows[name])]
     inputs = [name.strip() for name in s.input_columns.split(",")]
     if not s.input_columns:
         lists = [name for name in numbers if hasattr(rows[name].type, "value_type")]
@@ -509,14 +519,30 @@ def _is_image(cells: Any) -> bool:
     )
 
 
-def _is_numeric(kind: Any) -> bool:
-    """Return whether cells of a type are numbers, or lists of numbers."""
-    from pyarrow import types
+def _is_numeric(cells: Any) -> bool:
+    """Return whether cells are numbers, or lists of numbers.
 
+    Columns of numbers with a few texts are columns of numbers, which have mistakes.
+    """
+    from pyarrow import compute, types
+
+    if (texts := _texts(cells)) is not None:
+        count = compute.sum(texts).as_py() or 0
+        return bool(0 < count <= FEW * (len(cells) - cells.null_count))
+    kind = cells.type
     while hasattr(kind, "value_type"):
         kind = kind.value_type
     tests = types.is_integer, types.is_floating, types.is_boolean
     return any(test(kind) for test in tests)
+
+
+def _texts(cells: Any) -> Any:
+    """Return which texts of a column are no numbers; None for other columns."""
+    from pyarrow import compute, types
+
+    if types.is_string(cells.type) or types.is_large_string(cells.type):
+        return compute.invert(compute.match_substring_regex(cells, NUMBER))
+    return None
 
 
 def _clients(
@@ -540,6 +566,9 @@ def _clients(
             return (), np.zeros(count, np.int64)
         cells = np.repeat(named, [rows for _, rows in table.files])
     found, numbers = np.unique(cells, return_inverse=True)
+    allowed = "a column with at least 2 clients that have several rows each, not "
+    allowed += f"{len(found)} in {count} rows"
+    require(1 < len(found) < count, "client-column", column, allowed)
     return tuple(map(str, found)), numbers
 
 
@@ -580,6 +609,10 @@ def _targets(
         finite = bool(np.isfinite(values).all() and len(found) > 1)
         require(finite, "label-column", label, "a column of different finite numbers")
         return values.astype(np.float32), ()
+    allowed = "a column of classes with several rows each, not "
+    allowed += f"{len(found)} different cells in {len(values)} rows"
+    valid = len(found) <= max(2, len(values) // 2)
+    require(valid, "label-column", label, allowed)
     classes = named_classes(s.classes, tuple(map(str, found)))
     return np.array([classes.index(str(name)) for name in found])[codes], classes
 
@@ -590,6 +623,11 @@ def _numbers(table: Table, column: str, missing: str) -> npt.NDArray[np.float32]
     Cells without a number are NaN if ``missing`` is ``mean``.
     """
     cells = table.rows[column]
+    texts = _texts(cells)
+    if texts is not None and (row := texts.index(True).as_py()) >= 0:
+        line = f"column {column!r} has {cells[row].as_py()!r} in {table.place(row)}; "
+        line += "expected a number or an empty cell, or other input-columns"
+        raise SettingsError(line, "input-columns")
     with reading(f"column {column}", "input-columns", "lists of equal length"):
         if hasattr(cells.type, "value_type"):
             values = np.array(cells.to_pylist(), np.float32)

@@ -161,6 +161,8 @@ class TableTask(PartitionedTask):
         super().__init__(settings, num_clients, dataset)
         usual = WINDOW_MODEL if len(self.shape) == 2 else ROW_MODEL
         self.model_name = settings.model or usual
+        valid = len(self.shape) == 2 or self.model_name != WINDOW_MODEL
+        require(valid, "window", 0, f"above 0 for the model {self.model_name!r}")
         if self.model_name == ROW_MODEL and not settings.model:
             # LG-FedAvg's default are two layers, of which a representation needs one.
             self.head_layers = 1

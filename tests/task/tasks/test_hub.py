@@ -93,6 +93,10 @@ def test_clients_have_the_examples_of_their_writer(home):
             assert examples.targets.tolist() == [number % 3 for number in numbers]
         tested += len(test)
     assert tested == 0.2 * WRITERS * EACH
+    assert task.notes == (
+        f"'{home / 'saved'}' has no test split: 8 of the 40 examples, drawn at "
+        "random, are held out for testing",
+    )
 
 
 def test_cached_data_set_is_not_read_again(home, monkeypatch):

@@ -162,12 +162,14 @@ def test_missing_numbers_are_an_error_that_names_them_or_become_the_mean(
     assert (x[:, 1] == 0).sum() == 2
 
 
-def test_a_column_with_texts_is_reported_as_not_used(tmp_path, built):
+def test_a_text_among_numbers_is_an_error_that_names_it(tmp_path, built):
     columns = people()
     age = [*columns["age"][:2], "n/a?", *columns["age"][3:]]
     path = write(tmp_path / "people.csv", {**columns, "age": age})
-    assert "not used: row, age;" in built(path).notes[0]
-    assert code_of(built, path, input_columns="age") == "input-columns"
+    error = refusal(built, path)
+    assert error.code == "input-columns"
+    assert "'age' has 'n/a?' in row 3 of 'people.csv'" in str(error)
+    assert built(path, input_columns="heart").columns == ("heart",)
 
 
 def test_the_default_model_has_a_head_of_one_layer(tmp_path, built):
@@ -251,7 +253,10 @@ def test_windows_have_one_client_and_class_and_share_no_row_with_the_test(
 @pytest.mark.parametrize(
     ("changes", "settings", "code"),
     [
+        ({}, {"client_column": "fixed"}, "client-column"),
+        ({}, {"client_column": "row"}, "client-column"),
         ({}, {"client_column": "town"}, "client-column"),
+        ({"activity": [f"note {i}" for i in range(80)]}, {}, "label-column"),
         ({"activity": ["run", None] * 40}, {}, "label-column"),
         ({"activity": [1] * 80}, {"label_type": "number"}, "label-column"),
         ({}, {"label_type": "number"}, "label-type"),
@@ -259,7 +264,7 @@ def test_windows_have_one_client_and_class_and_share_no_row_with_the_test(
         ({"age": ["old"] * 80}, {"input_columns": "age"}, "input-columns"),
         ({"heart": ["inf"] * 80}, {"missing": "mean"}, "missing"),
         ({}, {"clients": 5}, "num-clients"),
-        ({}, {"model": "cnn-1d"}, "settings"),
+        ({}, {"model": "cnn-1d"}, "window"),
         ({}, {"secure_aggregation": True}, "standardize"),
     ],
 )
