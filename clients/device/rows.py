@@ -516,7 +516,7 @@ class Rows:
         for i, state in enumerate(self._states):
             if i not in self._failed:
                 # Copies, so that no client keeps the arrays of all others in memory.
-                arrays = {name: rows[i].copy() for name, rows in kept.items()}
+                arrays = {name: rows[i, ...].copy() for name, rows in kept.items()}
                 state.save(arrays, server_round, StoredArrays(arrays))
         return replies
 

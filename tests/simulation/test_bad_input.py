@@ -120,7 +120,7 @@ def test_a_refused_run_deletes_and_moves_nothing(surroundings):
     (surroundings / "bytes").write_bytes(b"\xff\xfe")
     for setting, line in (
         ("initial-nodes=11", "~initial-nodes is 11; expected at most 10"),
-        ("tracker='foo'", "~tracker is 'foo'; expected an import path"),
+        ("tracker='foo'", "~tracker 'foo' cannot be imported"),
         ("tracker='os:path'", "~expected a subclass of Tracker"),
         ("speed-model='fast'", "~unknown speed-model 'fast'"),
         ("speed-model='times.txt'", "~'soon' to float64"),

@@ -147,7 +147,7 @@ def test_the_deployed_model_is_the_same_every_time(
     client = build_client(context, client_setup(context, settings), config)
     if isinstance(client, FeatureTransferClient):
         pytest.skip("only its clients can combine what they receive")
-    client._receive(unpack(message, client), config)
+    client._receive(unpack(message.content, client), config)
     first, second = (copy.deepcopy(client.deployed_model().state_dict()) for _ in "ab")
     assert first.keys() == second.keys()
     for name, tensor in first.items():
