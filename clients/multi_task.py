@@ -227,6 +227,7 @@ class MultiTaskClient(GraphClient):
         stored = self._state.load() or {}
         # Nothing is reused from an earlier run, as the neighbours also start afresh.
         self.stored = stored if self._state.round else {}
+        self.check_state(config)
         initial = self.task.initial_state
         model = {name: a for name, a in self.stored.items() if name in initial}
         self.received, self.saved = {}, to_tensors(model, self._device)

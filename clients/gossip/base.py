@@ -26,7 +26,12 @@ from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import SMALLEST_SKETCHED, FlatParameters, sketch
 from flwr_frl.clients.gossip.settings import CompressedGossipSettings, GossipSettings
 from flwr_frl.common import compression
-from flwr_frl.common.messages import EXCHANGED_ROUND, MESSAGE, SERVER_ROUND
+from flwr_frl.common.messages import (
+    ACKNOWLEDGED_ROUND,
+    EXCHANGED_ROUND,
+    MESSAGE,
+    SERVER_ROUND,
+)
 from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.base import Task
 from flwr_frl.task.resident import train_examples
@@ -44,6 +49,10 @@ VECTORS = "gossip."
 # Threshold of a vector that is sent regardless of its norm.
 ALWAYS = -1.0
 COLUMNS = ("relayed-senders", "relayed-weights", "relayed-data")
+
+
+class LostStateError(RuntimeError):
+    """A node has lost the state on which its neighbours' estimates rely."""
 
 
 def relayed(config: Mapping[str, Any]) -> Relayed:
@@ -125,6 +134,17 @@ class GraphClient(Client):
             "typical-omega": compressor.typical_omega(dimension),
         }
         return properties
+
+    def check_state(self, config: Config) -> None:
+        """Raise `LostStateError` if the state is not of the ``acknowledged-round``.
+
+        Saved runs are used without a server, and so without this round.
+        """
+        kept = self._state.round
+        acknowledged = int(config.get(ACKNOWLEDGED_ROUND, kept))
+        if kept != acknowledged:
+            text = f"the state is of round {kept}, not that of round {acknowledged}"
+            raise LostStateError(text)
 
     def decode(
         self, sender: str, data: bytes, compressor: compression.Compressor
@@ -267,6 +287,7 @@ class Node(GraphClient):
     def catch_up(self, parameters: NDArrays, config: Config) -> None:
         """Load this node's state and replay the exchanges since its round."""
         self._receive(parameters, config)
+        self.check_state(config)
         for messages in exchanges(config, self._state.round):
             self.exchange([messages], [config])
 

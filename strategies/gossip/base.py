@@ -21,8 +21,8 @@ from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError
 from flwr_frl.strategies.server.round import Reply, Round
 
 FORMS = f"{', '.join(graphs.GRAPHS)} or a file of edges"
-# Begins the rejection of a node without the state on which its neighbours rely.
-LOST_STATE = "has lost its state: "
+# Error of a client whose state differs from the one its neighbours rely on.
+LOST_STATE = "LostStateError"
 # Sketches with larger entries are invalid.
 LARGEST_SKETCHED = 1e9
 
@@ -221,9 +221,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         return self._run.clients.acknowledged.get(name, 0)
 
     def check_reply(self, reply: Reply) -> None:
-        """Raise `InvalidReplyError` for a lost state or a message of invalid length."""
-        if reply.unused:
-            raise InvalidReplyError(LOST_STATE + reply.unused)
+        """Raise `InvalidReplyError` unless the message has a valid length."""
         reply.metric("refused")
         data, lengths = reply.attachment("message"), self._message_lengths
         if not isinstance(data, bytes) or len(data) not in lengths | {0}:

@@ -15,12 +15,13 @@ from replies import CLIENTS, Outcome, adapted, settings_of
 from safetensors.numpy import load_file
 
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.clients.gossip.base import LostStateError
 from flwr_frl.common.settings import SettingsError, TrainingDivergedError
 from flwr_frl.strategies import ALGORITHMS, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 
 # Exceptions that a client may raise, with one-line messages; error replies under Flower
-EXPECTED = (SettingsError, TrainingDivergedError)
+EXPECTED = (SettingsError, TrainingDivergedError, LostStateError)
 NODE = 2
 SECONDS = 20
 

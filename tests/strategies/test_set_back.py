@@ -164,9 +164,9 @@ def test_gossip_rejects_a_rolled_back_server(tmp_path) -> None:
     newest = checkpoint.read_bytes()
     shutil.copy(backup, checkpoint)
     heads = heads_of(tmp_path, "dpsgd")
-    with pytest.raises(SettingsError, match="behind its state of round 6; gossip"):
+    with pytest.raises(SettingsError, match="of round 6, not that of round 2; gossip"):
         go(settings_of(tmp_path, 7, resume=str(tmp_path), **options))
-    assert heads.items() <= heads_of(tmp_path, "dpsgd").items()
+    assert heads_of(tmp_path, "dpsgd") == heads
     # The newest checkpoint can still be resumed.
     checkpoint.write_bytes(newest)
     go(settings_of(tmp_path, 7, resume=str(tmp_path), **options))

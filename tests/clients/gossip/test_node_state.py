@@ -41,10 +41,12 @@ def test_a_device_sends_no_sketch_of_a_small_model(least, monkeypatch):
 
 
 @by_algorithm
-def test_a_state_older_than_the_acknowledged_round_is_reported(algorithm):
-    client = client_of(algorithm, state=PersonalState(new_context(), acknowledged=4))
-    client.fit([], config_of(5))
-    assert "the version of round 4 is missing" in client._state.unused
+def test_a_state_older_than_the_acknowledged_round_is_an_error(algorithm):
+    client = client_of(algorithm)
+    config = config_of(5, **{"acknowledged-round": 4})
+    for call in (client.fit, client.evaluate):
+        with pytest.raises(RuntimeError, match="not that of round 4"):
+            call([], config)
 
 
 def test_only_the_model_of_an_earlier_run_is_reused(tmp_path):
