@@ -28,6 +28,7 @@ from flwr_frl.clients.device.groups import (
     check_groups,
     initial_arrays,
     personal_arrays,
+    to_arrays,
     to_numpy,
     under,
     zeros_like,
@@ -449,7 +450,8 @@ class Client(NumPyClient):
         if personal:
             round_ = self.config.get(keys.SERVER_ROUND, self._state.round + 1)
             self._state.save(personal, int(round_))
-        copies = [to_numpy(arrays[name]).copy(order="C") for name in names]
+        sent = to_arrays({name: arrays[name] for name in names}).values()
+        copies = [array.copy(order="C") for array in sent]
         n = len(self.task.train_examples(self._index))
         return copies, n, {"train-loss": loss, **self.metrics}
 

@@ -66,8 +66,7 @@ class FedALAClient(Client):
         """Train W_i if this client has trained before and has training examples."""
         weights, rate = under(WEIGHTS, self.saved), self.settings.ala_learning_rate
         has_examples = len(self.task.train_examples(self._index)) > 0
-        # Before the first training, Θ_i is the initial model.
-        if not (rate and has_examples and self._state.round):
+        if not (rate and has_examples and self.has_trained()):
             return
         head = self.model.head
         some = self.train_examples.sample(self.settings.ala_share)
@@ -87,6 +86,11 @@ class FedALAClient(Client):
 
         self.model.requires_grad_(False).eval()
         loop(step, features_of(self.model, some, self.settings), epochs, self.settings)
+
+    def has_trained(self) -> bool:
+        """Return whether Θ_i, perhaps of an earlier run, is not the initial model."""
+        old, initial = under(OLD_MODEL, self.saved), self.task.initial_state
+        return any(not torch.equal(old[n].cpu(), initial[n].cpu()) for n in initial)
 
     def mixture(self, weights: Tensors) -> Tensors:
         """Return Θ_i + (Θ − Θ_i) ⊙ W_i for the parameters of the head."""

@@ -14,5 +14,6 @@ class FedNovaClient(FedAvgClient, assumes_sgd=True):
         """Train the global model for ``representation-epochs``, and add a_i."""
         loss = super().update()
         epochs = self.settings.representation_epochs
-        self.metrics[GRADIENT_WEIGHT] = self._gradient_weight(epochs)
+        # Without steps there is no change, which any number normalises.
+        self.metrics[GRADIENT_WEIGHT] = self._gradient_weight(epochs) if epochs else 1.0
         return loss

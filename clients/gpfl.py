@@ -170,9 +170,12 @@ class GPFLClient(Client, requires=(needs_classes, linear_head("GPFL"))):
         return (counts / counts.sum()).to(self._device)
 
     def condition(self) -> Tensor:
-        """Return p_i, the received embeddings' mean weighted by the class shares."""
+        """Return p_i, the received embeddings' mean weighted by the saved shares."""
+        shares = self.saved[f"{SHARES}value"]
+        # A client that has not trained yet computes them from its examples.
+        shares = shares if shares.any() else self.class_shares()
         embedding = self.received[f"{EMBEDDING}weight"]
-        return self.class_shares().to(embedding.dtype) @ embedding
+        return shares.to(embedding.dtype) @ embedding
 
     def deployed_model(self) -> SplitModel:
         """Return the model with the valve, conditioned on p_i, before its head."""

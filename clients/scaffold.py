@@ -40,9 +40,11 @@ class SCAFFOLDClient(Client, supports_example_dp=True, assumes_sgd=True):
         correction = {name: c[name] - c_i[name] for name in c}
         loss = self.train("all", epochs, correction=correction)
         changes = changes_of(self)
-        # K η_l. Batches in which all targets are ignored count as steps.
-        step = eta * self._gradient_weight(epochs)
-        moved = {n: c_i[n] - c[n] - changes[n] / step for n in c_i}
+        moved = c_i
+        if epochs:
+            # K η_l. Batches in which all targets are ignored count as steps.
+            step = eta * self._gradient_weight(epochs)
+            moved = {n: c_i[n] - c[n] - changes[n] / step for n in c_i}
         changes |= within(CONTROL, {n: moved[n] - c_i[n] for n in c_i})
         self.saved = within(OWN_CONTROL, moved)
         return loss, changes

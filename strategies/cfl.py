@@ -2,7 +2,6 @@
 
 import numpy as np
 import numpy.typing as npt
-from scipy.cluster.hierarchy import cut_tree, linkage
 
 from flwr_frl.common.messages import BATCH_NORM
 from flwr_frl.common.settings import setting
@@ -170,6 +169,14 @@ def bipartition(similarities: Floats) -> npt.NDArray[np.int64]:
     similarities : ndarray, shape (n, n)
         Symmetric, with n ≥ 2. The first client is in part 0.
     """
-    distances = np.maximum(1 - similarities[np.triu_indices(len(similarities), 1)], 0)
-    labels = cut_tree(linkage(distances, "single"), 2)[:, 0]
+    labels = np.arange(len(similarities))
+    rows, columns = np.triu_indices(len(labels), 1)
+    left = len(labels)
+    for pair in np.argsort(-similarities[rows, columns], kind="stable"):
+        one, other = labels[rows[pair]], labels[columns[pair]]
+        if left == 2:
+            break
+        if one != other:
+            labels[labels == other] = one
+            left -= 1
     return np.asarray(labels != labels[0], np.int64)

@@ -51,8 +51,8 @@ class RepresentationTransfer(
 
     num_sources: int = setting(10, ge=1)
     rank_tolerance: float = setting(0.01, gt=0, lt=1)
-    _only = (("transport", "float32"),)
-    _because = "targets need the exact representations"
+    _only = ("transport", "float32"), ("fraction_evaluate", 1.0)
+    _because = "targets need the exact representations, and all of them are tested"
 
     def __init__(self, **base: Any) -> None:
         super().__init__(**base)

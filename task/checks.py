@@ -7,6 +7,7 @@ and may raise any exception.
 """
 
 import math
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,6 +53,9 @@ def check_part(task: "Task", part: str, examples: ExampleSet) -> None:
     if form not in accepted:
         if not accepted:
             task.check_model(examples)
+        if task.classes and not targets.is_floating_point():
+            # On a GPU, the loss of such a target would end the process's use of it.
+            check_range(task, targets, len(task.classes))
         # Models, losses and metrics may draw random numbers.
         with seeded(0):
             outputs = try_examples(task, examples, training=part == "train")
@@ -101,7 +105,10 @@ def _try(
     try:
         outputs = model(inputs)
         _check_shapes(task, outputs, targets)
-        loss = task.loss(outputs, targets)
+        with warnings.catch_warnings():
+            # torch broadcasts (n, 1) and (n,) to (n, n), and only warns.
+            warnings.filterwarnings("error", message="Using a target size")
+            loss = task.loss(outputs, targets)
         value = float(loss.item())
         if model.training:
             torch.autograd.backward(loss)

@@ -21,6 +21,8 @@ from flwr_frl.common.messages import IS_CHANGE
 from flwr_frl.common.run_cache import TASKS_AT_A_TIME, run_cache
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
+from flwr_frl.task.devices import CPU
+from flwr_frl.task.models.split_model import LARGE
 
 if TYPE_CHECKING:
     from flwr_frl.clients.base import Client
@@ -54,6 +56,19 @@ def within(group: str, tensors: Mapping[str, Tensor]) -> Tensors:
 def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
     """Return a tensor as an array, which shares its memory on the CPU."""
     return tensor.detach().cpu().numpy()
+
+
+def to_arrays(tensors: Mapping[str, Tensor]) -> Arrays:
+    """Return tensors as arrays, by one transfer if they are small and on one GPU."""
+    values = [*tensors.values()]
+    kinds = {(value.device, value.dtype) for value in values}
+    is_small = max((value[:1].numel() for value in values if value.ndim), default=0)
+    if len(kinds) != 1 or values[0].device == CPU or is_small > LARGE:
+        return {name: to_numpy(value) for name, value in tensors.items()}
+    flat = to_numpy(torch.cat([value.reshape(-1) for value in values]))
+    ends = np.cumsum([value.numel() for value in values])[:-1]
+    parts = zip(tensors.items(), np.split(flat, ends), strict=True)
+    return {name: part.reshape(value.shape) for (name, value), part in parts}
 
 
 def to_tensors(

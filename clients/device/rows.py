@@ -36,6 +36,7 @@ from flwr_frl.clients.device.groups import (
     array_names,
     check_changes,
     initial_arrays,
+    to_arrays,
     to_numpy,
     under,
     zeros_like,
@@ -557,7 +558,7 @@ class Rows:
         }
         # Clients that have lost their states are in `_failed`.
         self._client._state.unused = ""
-        arrays = {name: to_numpy(rows) for name, rows in sent.items()}
+        arrays = to_arrays(sent)
         fits = can_be_row(self._asked[0].request.records, self._client, [*arrays])
         matrix = matrix_of(arrays) if fits else None
         if matrix is not None:

@@ -93,7 +93,10 @@ AUTO, AUTO_ON_CPU = 32, 128
 
 def cohort_size(text: str) -> int:
     """Return the largest number of clients that train together."""
-    return {"off": 1, "auto": AUTO}.get(text) or int(text)
+    if size := {"off": 1, "auto": AUTO}.get(text):
+        return size
+    require(text.isdecimal() and int(text) >= 1, "cohort", text, "off, auto or >= 1")
+    return int(text)
 
 
 def client_name(config: Settings) -> str:

@@ -113,7 +113,7 @@ def gather(client: Node, states: Sequence[RecordDict], round_: int) -> Matrices:
     for i, state in enumerate(saved or [client.task.initial_state] * len(states)):
         rows = client.flat.views(x[i]) | {n: m[i] for n, m in vectors.items()}
         # Initial vectors, which are not part of the initial state, are 0.
-        for name in rows.keys() & state.keys():
+        for name in rows if saved else rows.keys() & state.keys():
             rows[name].copy_(state[name])
     return Matrices(client.flat, x, vectors, None)
 

@@ -256,10 +256,14 @@ def _read(path: Path, chosen: Settings) -> _Folder:
     """
     output = path.resolve()
     content: dict[str, Any] = read_object(output / SUMMARY)
-    names: dict[str, Any] = content.get("algorithms", {})
-    config: dict[str, Any] = content.get("config", {}) | chosen
+    names: Any = content.get("algorithms")
+    config: Any = content.get("config")
+    allowed = "a folder of results with a summary.json and finished runs"
+    valid = isinstance(config, dict) and isinstance(names, dict)
+    require(valid, "compare", str(path), allowed)
+    config |= chosen
     seeds = {seed: output / folder_of(seed) for seed in content.get("seeds", ())}
-    seeds = seeds or {config.get("seed"): output}
+    seeds = seeds or {config["seed"]: output}
     methods = dict[str, list[RunResult]]()
     for name in names:
         rows = {s: read_rows(folder / name / METRICS) for s, folder in seeds.items()}
@@ -270,7 +274,6 @@ def _read(path: Path, chosen: Settings) -> _Folder:
                 run_result(seeds[seed] / name, {**config, "seed": seed}, run, model)
                 for seed, run in rows.items()
             ]
-    allowed = "a folder of results with a summary.json and finished runs"
     require(bool(methods), "compare", str(path), allowed)
     summaries = [result.summary for runs in methods.values() for result in runs]
     measured = all(not summary.keys().isdisjoint(VALIDATED) for summary in summaries)

@@ -380,9 +380,9 @@ def _mapped(directory: Path) -> Dataset:
     about = json.loads((directory / ABOUT).read_text("utf-8"))
     names = ("images", "labels", "owners") if about["clients"] else ("images", "labels")
     train, test = (
-        # Copy-on-write, as torch warns of arrays that cannot be written.
+        # A mapping that can be written counts as memory, which may be smaller.
         ImageSet(
-            *(np.load(directory / f"{part}-{n}.npy", mmap_mode="c") for n in names)
+            *(np.load(directory / f"{part}-{n}.npy", mmap_mode="r") for n in names)
         )
         for part in PARTS
     )

@@ -293,7 +293,7 @@ def read_inputs(
     values = [_numbers(table, name, s.missing) for name in dataset.columns]
     numbers, places = np.concatenate(values, axis=1), np.arange(len(rows))
     owners, name = np.zeros_like(places), dataset.client_column
-    if name in rows.column_names:
+    if name and name in rows.column_names:
         texts = np.array([str(cell) for cell in rows[name].to_pylist()], np.str_)
         found, owners = np.unique(texts, return_inverse=True)
         if client:
@@ -598,6 +598,8 @@ def _targets(
     is_number = values.dtype.kind in "biuf"
     is_whole = is_number and bool((values == np.rint(values)).all())
     names = values.astype(np.int64) if is_whole else values
+    valid = is_number or all(isinstance(value, str) for value in values)
+    require(valid, "label-column", label, "a column of classes or numbers")
     if not is_number:
         names = np.array([value.strip() for value in values])
     found, codes = np.unique(names, return_inverse=True)

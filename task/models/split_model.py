@@ -204,6 +204,11 @@ class SplitModel(nn.Module):
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Overwrite all parameters and buffers with values of the same shapes."""
         values = [state[name] for name in self.tensors]
+        for (name, tensor), value in zip(self.tensors.items(), values, strict=True):
+            # torch would broadcast the value.
+            if value.shape != tensor.shape:
+                expected = f"{[*value.shape]}; expected {[*tensor.shape]}"
+                raise SettingsError(f"the shape of {name!r} is {expected}")
         torch._foreach_copy_([*self.tensors.values()], values)
 
     @property

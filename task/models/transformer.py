@@ -67,7 +67,9 @@ def locate(name: str) -> str:
     roots = [Path(folder)] if os.path.isdir(folder) else _package_folders(name)
     for root in roots:
         for place in (root, *sorted(root.glob("*/"))):
-            if (place / "config.json").is_file():
+            config = place / "config.json"
+            # Other models have files of this name, too.
+            if config.is_file() and b'"model_type"' in config.read_bytes():
                 return str(place.resolve())
     owner, _, rest = name.partition("/")
     is_owner = owner and owner[0] not in ".~"

@@ -1,5 +1,6 @@
 """Classification of images from a data set that is split over clients."""
 
+import warnings
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
@@ -206,7 +207,7 @@ class ImageTask(PartitionedTask):
         part = self.dataset.train if training else self.dataset.test
         rows = (self.train if training else self.test)[client]
         copied = len(rows) * part.images[:1].nbytes <= COPIED
-        inputs = torch.from_numpy(part.images[rows] if copied else part.images)
+        inputs = as_tensor(part.images[rows] if copied else part.images)
         if self.shape[0] > inputs.shape[-1]:
             inputs = inputs.expand(-1, -1, -1, self.shape[0])
         return ExampleSet(
@@ -233,6 +234,13 @@ class ImageTask(PartitionedTask):
         is_tried = type(self) is ImageTask and "initial_model" not in vars(self)
         if self.held_out or self.metrics or not is_tried:
             super().check(client)
+
+
+def as_tensor(pixels: npt.NDArray[np.uint8]) -> torch.Tensor:
+    """Return a tensor that shares a read-only array's memory; do not write to it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(pixels)
 
 
 def _coloured(images: npt.NDArray[np.uint8]) -> bool:

@@ -5,6 +5,7 @@ next of 80 characters, and of Sent140, which classifies tweets; or texts are cla
 by a pretrained transformer.
 """
 
+import csv
 from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -369,14 +370,14 @@ def read_vectors(path: Path) -> tuple[dict[str, int], Tensor]:
     Tokens 0 and 1, for padding and for words that are not in the file, have zeros.
     """
     allowed = "another word and equally many finite numbers in each line"
-    form: dict[str, Any] = {
-        "delimiter": " ",
-        "comments": None,
-        "encoding": "utf-8",
-        "ndmin": 2,
-    }
-    with reading(path, "embedding-file", allowed):
-        table = np.loadtxt(path.expanduser(), np.str_, max_rows=WORDS - 2, **form)
+    form: dict[str, Any] = {"delimiter": " ", "comments": None, "ndmin": 2}
+    with (
+        reading(path, "embedding-file", allowed),
+        path.expanduser().open(encoding="utf-8") as file,
+    ):
+        # Some programs write a blank at the end of each line.
+        lines = (line.rstrip() for line in file)
+        table = np.loadtxt(lines, np.str_, max_rows=WORDS - 2, **form)
         vectors = torch.from_numpy(table[:, 1:].astype(np.float32))
         vocabulary = {word: i for i, word in enumerate(table[:, 0].tolist(), 2)}
         if len(vocabulary) < len(table):
@@ -446,18 +447,19 @@ class TransformerText(FileTask):
 
 def _rows(path: Path) -> list[tuple[str, str]]:
     """Return the (label, text) pairs of a table."""
-    from pyarrow import csv, string
-
     delimiter = "\t" if path.suffix == ".tsv" else ","
-    parse = csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    types = {"label": string(), "text": string()}
-    convert = csv.ConvertOptions(include_columns=[*types], column_types=types)
-    with reading(path, "data-dir", f"{TABLE_FORM}; quote texts"):
-        table = csv.read_csv(path, parse_options=parse, convert_options=convert)
-        labels = [label.strip() for label in table["label"].to_pylist()]
-        if not (labels and all(labels)):
-            raise ValueError("a label is missing")
-    return list(zip(labels, table["text"].to_pylist(), strict=True))
+    # Other readers take a stray quote for the begin of a text of many lines.
+    with reading(path, "data-dir"), path.open(encoding="utf-8-sig", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter=delimiter, strict=True))
+    allowed = f"a text, a label and no more cells, as in {TABLE_FORM}; quote texts"
+    pairs = []
+    for number, row in enumerate(rows or [{}], 1):
+        label, text = (row.get("label") or "").strip(), row.get("text")
+        # `DictReader` keeps the cells beyond the header's under None.
+        valid = bool(label) and text is not None and None not in row
+        require(valid, "data-dir", f"{path}, row {number}", allowed)
+        pairs.append((label, str(text)))
+    return pairs
 
 
 def _characters(text: str) -> Tensor:

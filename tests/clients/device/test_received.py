@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from client_messages import (
     app_of,
     context_of,
@@ -16,6 +17,7 @@ from client_messages import (
 from flwr.app import Array, ArrayRecord, ConfigRecord, MessageType
 from refusals import assert_says, code_of, refusal
 
+from flwr_frl.clients.device import groups
 from flwr_frl.clients.device.codec import LAST_ROUND, check_config
 from flwr_frl.clients.device.state import PersonalState, state_directory
 from flwr_frl.common.settings import TrainingDivergedError
@@ -128,3 +130,18 @@ def test_invalid_arrays_change_no_state(tmp_path: Path, name: str, kind: str) ->
     assert_says(f"array '{first}' of the", app, message, context)
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == [path]
     assert path.read_bytes() == before
+
+
+def test_small_tensors_of_a_gpu_become_arrays_by_one_transfer(monkeypatch):
+    tensors = {
+        "w": torch.arange(6.0).view(2, 3),
+        "n": torch.ones(()),
+        "b": torch.ones(2),
+    }
+    # The tensors are those of another device now.
+    monkeypatch.setattr(groups, "CPU", torch.device("meta"))
+    arrays = groups.to_arrays(tensors)
+    assert len({id(array.base) for array in arrays.values()}) == 1
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(arrays[name], tensor)
+        assert arrays[name].shape == tensor.shape

@@ -194,7 +194,7 @@ LABEL = [0, 1, 0, 1, 0]
         ({"x": [1.0, None, 2.0, 3.0, 4.0], "label": LABEL}, "missing"),
         ({"x": [[1.0], [1.0, 2.0]] * 2 + [[1.0]], "label": LABEL}, "input-columns"),
         ({"x": [[1.0]] * 4 + [None], "label": LABEL}, "input-columns"),
-        ({"x": [1.0] * 5, "label": [[c] for c in LABEL]}, "task"),
+        ({"x": [1.0] * 5, "label": [[c] for c in LABEL]}, "label-column"),
         ({"x": [1.0] * 5, "of\nwhat": LABEL}, "label-column"),
         ({"x": [1.0] * 5, "label": [0, 1, 0, None, 0]}, "label-column"),
     ],

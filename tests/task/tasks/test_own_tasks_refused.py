@@ -142,7 +142,7 @@ CHECKED = [
     ({"classes": ("a", "b"), "train": NUMBERS}, "has 2 names"),
     (
         {"classes": ("a", "b"), "train": one(ROWS[:2], CLASSES + 1)},
-        "Target 2 is out of",
+        "the target of row 1 is 2",
     ),
     ({"train": NUMBERS, "loss": mse_loss, "model": single}, "as many dimensions"),
     ({"train": NUMBERS, "loss": square, "model": single}, "as many dimensions"),
