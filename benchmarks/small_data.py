@@ -19,17 +19,7 @@ def write_all(directory: Path) -> None:
 
 
 def write_arrays(directory: Path, side: int, counts: tuple[int, int]) -> None:
-    """Write colour images of four learnable classes, for `Arrays`.
-
-    Parameters
-    ----------
-    directory : Path
-        Folder for ``train.npz`` and ``test.npz``.
-    side : int
-        Height and width in pixels.
-    counts : (int, int)
-        Numbers of training and test images, multiples of 4.
-    """
+    """Write training and test images of four learnable classes, for `Arrays`."""
     directory.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     patterns = rng.integers(0, 200, (4, side, side, 3))
