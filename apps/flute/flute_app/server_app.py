@@ -4,6 +4,6 @@ For a variant, subclass `flwr_frl.FLUTE` in this package and set ``algorithm``
 to its import path, such as ``"flute_app.variant:Mine"``.
 """
 
-from flwr_frl.strategies.server_app import make_app
+from flwr_frl.strategies.server_app import app
 
-app = make_app()
+__all__ = ["app"]
