@@ -114,7 +114,7 @@ def pooled(
     Parameters
     ----------
     counts, means, covariances : ndarray, shapes (n, C), (n, C, d) and (n, C, d, d)
-        Those of n clients.
+        The statistics of n clients.
     """
     total = counts.sum(0)
     pooled_means = np.einsum("kc,kcd->cd", counts, means)

@@ -22,7 +22,6 @@ from flwr_frl.common.run_cache import TASKS_AT_A_TIME, run_cache
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import CPU
-from flwr_frl.task.models.split_model import LARGE
 
 if TYPE_CHECKING:
     from flwr_frl.clients.base import Client
@@ -37,6 +36,8 @@ EvaluateResult = tuple[float, int, Config]
 
 REPRESENTATION, HEAD = "representation.", "head."
 WHOLE = (REPRESENTATION, HEAD)
+# Most values that leave a GPU in one transfer: 100 small models
+MOST_AT_ONCE = 5_000_000
 # Tensors of received arrays share read-only memory, of which torch warns once.
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -62,12 +63,12 @@ def to_arrays(tensors: Mapping[str, Tensor]) -> Arrays:
     """Return tensors as arrays, by one transfer if they are small and on one GPU."""
     values = [*tensors.values()]
     kinds = {(value.device, value.dtype) for value in values}
-    is_small = max((value[:1].numel() for value in values if value.ndim), default=0)
-    if len(kinds) != 1 or values[0].device == CPU or is_small > LARGE:
+    ends = np.cumsum([value.numel() for value in values])
+    # The copy of larger tensors takes the GPU's memory, and saves little time.
+    if len(kinds) != 1 or values[0].device == CPU or ends[-1] > MOST_AT_ONCE:
         return {name: to_numpy(value) for name, value in tensors.items()}
     flat = to_numpy(torch.cat([value.reshape(-1) for value in values]))
-    ends = np.cumsum([value.numel() for value in values])[:-1]
-    parts = zip(tensors.items(), np.split(flat, ends), strict=True)
+    parts = zip(tensors.items(), np.split(flat, ends[:-1]), strict=True)
     return {name: part.reshape(value.shape) for (name, value), part in parts}
 
 
