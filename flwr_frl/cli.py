@@ -9,9 +9,6 @@ The rate with the highest validation accuracy (options: tune --help):
   python simulation.py tune fedrep --grid 'learning-rate=0.01,0.1'
 Statistical tests, and the tables and figures of a paper:
   python simulation.py compare results --output paper
-The files of a device that joins a federation (deploy/README.md):
-  python simulation.py device init pi-3 --superlink HOST:8443 --ca ca.crt \
-      --data-dir photos
 Your own images, and settings that have no flag (docs/settings.md):
   python simulation.py fedrep --task image-folder --data-dir photos \
       --run-config 'image-size=32 head-epochs=5'
@@ -140,10 +137,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
-    if words[:1] == ["device"]:
-        from flwr_frl.device import main as device
-
-        return device(words[1:])
     if words[:1] == ["compare"]:
         return _compare(words[1:])
     namespace, overrides = parse(words)

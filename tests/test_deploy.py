@@ -11,12 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import one_error, tree
 from deploy_commands import DEPLOY, command
-from flwr.common.config import parse_config_args
-
-from flwr_frl import cli
-from flwr_frl.device import UNITS
 
 SCRIPT = DEPLOY / "certificates.sh"
 ARGUMENTS = ["--server", "link.example", "192.0.2.7", "--node", "pi-1", "pi-2"]
@@ -73,18 +68,15 @@ def test_certificates_are_valid_and_private_keys_are_private(made):
 
 @needs_tools
 def test_node_keys_have_the_format_of_flower(made):
-    assert_key_of_flower(made / "nodes" / "pi-1")
-
-
-def assert_key_of_flower(path: Path) -> None:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import (
         load_ssh_private_key,
         load_ssh_public_key,
     )
 
+    path = made / "nodes" / "pi-1"
     private = load_ssh_private_key(path.read_bytes(), None)
-    public = load_ssh_public_key(path.with_name(f"{path.name}.pub").read_bytes())
+    public = load_ssh_public_key(path.with_name("pi-1.pub").read_bytes())
     assert isinstance(private.curve, ec.SECP384R1)
     assert private.public_key() == public
 
@@ -121,85 +113,6 @@ def test_bad_input_gives_a_one_line_error_and_no_files(arguments, message, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-# The files of a device
-
-
-@pytest.fixture
-def words(tmp_path):
-    """A device's options, whose data folder has a name as on Windows."""
-    data = tmp_path / r'C:\Users\pi "1"'
-    data.mkdir()
-    authority = "-----BEGIN CERTIFICATE-----\n"
-    (tmp_path / "ca.crt").write_text(authority)
-    options = {"--superlink": "server.lan:8443", "--ca": tmp_path / "ca.crt"}
-    options |= {"--data-dir": data, "--folder": tmp_path / "etc"}
-    return [
-        "device",
-        "init",
-        "pi-3",
-        *(str(w) for pair in options.items() for w in pair),
-    ]
-
-
-def test_device_init_writes_key_config_and_units(words, tmp_path, capsys):
-    assert cli.main(words) == 0
-    printed, folder = capsys.readouterr().out, tmp_path / "etc"
-    assert_key_of_flower(folder / "node.key")
-    assert (folder / "node.key").stat().st_mode & 0o777 == 0o600
-    assert f"echo '{(folder / 'node.key.pub').read_text().strip()}'" in printed
-    # As Flower reads it
-    assert parse_config_args([str(folder / "node.toml")]) == {
-        "client-name": "pi-3",
-        "data-dir": str(tmp_path / r'C:\Users\pi "1"'),
-        "state-dir": "/var/lib/flwr-frl/state",
-    }
-    environment = f"SUPERLINK=server.lan:8443\nNODE_CONFIG={folder / 'node.toml'}\n"
-    assert (folder / "supernode.env").read_text() == environment
-    units = [(folder / unit).read_text() for unit in UNITS]
-    assert not re.search("/opt/|/etc/flwr-frl", "".join(units))
-    assert "ReadWritePaths" not in units[0]
-    # The second device of a folder would lose the key of the first.
-    before = tree(tmp_path)
-    assert cli.main(words) == 2
-    assert "expected a folder without node.key, the key of" in one_error(
-        capsys.readouterr().err
-    )
-    assert tree(tmp_path) == before
-
-
-def test_device_init_lets_the_unit_write_to_another_state_dir(words, tmp_path):
-    states = tmp_path / "usb" / "states"
-    assert cli.main([*words, "--state-dir", str(states)]) == 0
-    assert states.stat().st_mode & 0o777 == 0o700
-    unit = (tmp_path / "etc" / UNITS[0]).read_text()
-    assert f"\nProtectSystem=strict\nReadWritePaths={states}\n" in unit
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "message"),
-    [
-        ("../pi", "", "NAME is '../pi'; expected letters, digits, '.', '_' and '-'"),
-        (
-            "pi",
-            "--superlink server.lan",
-            "superlink is 'server.lan'; expected HOST:PORT",
-        ),
-        ("pi", "--data-dir nowhere", "nowhere'; expected a folder"),
-        ("pi", f"--ca {SCRIPT}", "certificates.sh'; expected the file ca.crt"),
-        ("pi", "--ca nowhere", "No such file or directory: 'nowhere'"),
-        ("pi", "--folder /etc/a%b", "folder is '/etc/a%b'; expected a path without"),
-        ("pi", "--user n-one", "user is 'n-one'; expected a user of this system"),
-    ],
-)
-def test_device_init_refuses_other_options(
-    name, options, message, words, tmp_path, capsys
-):
-    before = tree(tmp_path)
-    assert cli.main([*words[:2], name, *words[3:], *options.split()]) == 2
-    assert message in one_error(capsys.readouterr().err)
-    assert tree(tmp_path) <= before | {"etc"}
-
-
 # systemd units
 
 
@@ -225,18 +138,15 @@ def test_units_use_options_that_exist(name):
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd here")
-def test_systemd_accepts_the_units(words, tmp_path):
-    assert cli.main(words) == 0
-    folder = tmp_path / "etc"
-    text = (DEPLOY / "superlink.service").read_text()
-    programs = str(Path(sys.executable).parent)
-    text = text.replace("/opt/flwr-frl/.venv/bin", programs)
-    (folder / "superlink.service").write_text(text)
-    for kind in ("service", "timer"):
-        (folder / f"watchdog@.{kind}").rename(folder / f"watchdog@supernode.{kind}")
-    units = sorted(folder.glob("*.service")) + sorted(folder.glob("*.timer"))
-    assert len(units) == 4
-    for unit in units:
+def test_systemd_accepts_the_units(tmp_path):
+    names = {"watchdog@.service", "watchdog@.timer"}
+    for unit in {"superlink.service", "supernode.service", *names}:
+        text = (DEPLOY / unit).read_text()
+        programs = str(Path(sys.executable).parent)
+        text = text.replace("/opt/flwr-frl/.venv/bin", programs)
+        text = text.replace("/opt/flwr-frl/deploy", str(DEPLOY))
+        (tmp_path / unit.replace("@.", "@supernode.")).write_text(text)
+    for unit in sorted(tmp_path.iterdir()):
         result = command("systemd-analyze", "verify", "--man=no", unit)
         assert (result.returncode, result.stderr) == (0, "")
 

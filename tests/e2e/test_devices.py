@@ -1,16 +1,13 @@
 """Several runs on a SuperLink with TLS, node authentication and three devices.
 
 The devices are started once, as in practice, each with its images, its table and its
-disk. The second one is started as ``flwr-frl device init`` says. The others have no
+disk. The second one has a file as its node config, with its name. The others have no
 ``client-name``, so registered names are used. All other settings come from the runs.
 """
 
 import contextlib
 import json
-import os
 import re
-import shlex
-import shutil
 import sys
 import threading
 from collections.abc import Iterator
@@ -20,19 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import rows_of, run
-from deploy_commands import command
 from devices import NAMES, assert_same, write_folders
-from federation import (
-    BIN,
-    ROOT,
-    WARM,
-    Federation,
-    free_port,
-    processes_with,
-    project,
-    read_lines,
-    wait_until,
-)
+from federation import ROOT, Federation, processes_with, project, read_lines, wait_until
 from safetensors.numpy import load_file
 
 from flwr_frl.predict import load_run
@@ -57,7 +43,6 @@ def registered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]
     federation = Federation(home, NAMES)
     try:
         federation.start_superlink()
-        init_device(federation, NAMES[1])
         federation.register()
         yield federation
     finally:
@@ -86,29 +71,16 @@ def fleet(registered: Federation) -> Federation:
     return registered
 
 
-def init_device(federation: Federation, name: str) -> None:
-    """Write the files of a device, whose key is then registered."""
-    home, keys = federation.home, federation.keys
-    options = {"--superlink": f"127.0.0.1:{federation.port}", "--ca": keys / "ca.crt"}
-    options |= {"--data-dir": home / "data" / name, "--folder": home / "etc"}
-    options |= {"--state-dir": home / "state" / name}
-    words = [str(word) for option in options.items() for word in option]
-    result = command(BIN / "flwr-frl", "device", "init", name, *words, check=True)
-    (home / "next-steps").write_text(result.stdout)
-    shutil.copy(home / "etc" / "node.key.pub", keys / "nodes" / f"{name}.pub")
-
-
 def start(federation: Federation, name: str) -> None:
     """Start a device, unless it is running."""
     if name in federation.processes:
         return
     home = federation.home
-    if name == NAMES[1]:
-        words = shlex.split((home / "next-steps").read_text().splitlines()[-1])
-        path = f"{WARM}{os.pathsep}{federation.environment['PATH']}"
-        federation.start(name, *words, "--port", str(free_port()), PATH=path)
-        return
     config = f'data-dir="{home / "data" / name}" state-dir="{home / "state" / name}"'
+    if name == NAMES[1]:
+        file = home / "node.toml"
+        file.write_text(f'client-name="{name}" {config}'.replace(" ", "\n"))
+        config = str(file)
     if name == NAMES[-1]:
         # Only the app with hostile replies reads this.
         config += f' planted="{home / "planted"}"'
