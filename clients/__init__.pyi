@@ -45,16 +45,12 @@ from flwr_frl.clients.fedrep import FedRepLinearClient as FedRepLinearClient
 from flwr_frl.clients.fedrod import FedRoDClient as FedRoDClient
 from flwr_frl.clients.fedsa_lora import FedSALoRAClient as FedSALoRAClient
 from flwr_frl.clients.ffa_lora import FFALoRAClient as FFALoRAClient
-from flwr_frl.clients.flexlora import FlexLoRAClient as FlexLoRAClient
-from flwr_frl.clients.flora import FLoRAClient as FLoRAClient
-from flwr_frl.clients.flora import FedExLoRAClient as FedExLoRAClient
 from flwr_frl.clients.flute import FLUTEClient as FLUTEClient
 from flwr_frl.clients.flute import FLUTELinearClient as FLUTELinearClient
 from flwr_frl.clients.flute import FLUTEStarClient as FLUTEStarClient
 from flwr_frl.clients.fml import FMLClient as FMLClient
 from flwr_frl.clients.gossip.base import Node as Node
 from flwr_frl.clients.gpfl import GPFLClient as GPFLClient
-from flwr_frl.clients.hetlora import HetLoRAClient as HetLoRAClient
 from flwr_frl.clients.ifca import IFCAClient as IFCAClient
 from flwr_frl.clients.knn_per import KNNPerClient as KNNPerClient
 from flwr_frl.clients.l2gd import L2GDClient as L2GDClient

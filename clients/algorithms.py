@@ -132,8 +132,7 @@ def _node_setup(run: Resolved, config: tuple[tuple[str, Any], ...]) -> Setup:
     """Return the setup of a client with a node config.
 
     A device overrides settings in it. In simulation ``client-models`` assigns the
-    models, if the algorithm declares that setting. A device's ``lora-rank`` is that of
-    its adapters; its model has the run's rank.
+    models, if the algorithm declares that setting.
     """
     kind, node = client_class(run), dict(config)
     check_names(node, kind)
@@ -142,8 +141,6 @@ def _node_setup(run: Resolved, config: tuple[tuple[str, Any], ...]) -> Setup:
     models = str(run.get("client-models", "")).split()
     if models and "client-models" in declared(kind) and "partition-id" in node:
         overridden = {"model": models[index % len(models)], **overridden}
-    if "lora-rank" in overridden:
-        overridden["client-ranks"] = str(overridden.pop("lora-rank"))
     common = _setup(run, tuple(overridden.items()))
     name = client_name(node)
     return common._replace(name=name, partition=index, num_clients=count)

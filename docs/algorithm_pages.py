@@ -44,7 +44,6 @@ WORDS = {
     "critical.": "critical positions",
     "count.": "",
     "lora-b.": "matrices B",
-    "merged.": "sums of products",
     "gossip.": "momentum and estimates",
     "small.": "small model",
     "link.": "layer on the features",

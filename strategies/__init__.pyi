@@ -58,14 +58,10 @@ from flwr_frl.strategies.fedproto import FedProto as FedProto
 from flwr_frl.strategies.fedrep import FedRep as FedRep
 from flwr_frl.strategies.fedrep import FedRepLinear as FedRepLinear
 from flwr_frl.strategies.fedtgp import FedTGP as FedTGP
-from flwr_frl.strategies.flexlora import FlexLoRA as FlexLoRA
-from flwr_frl.strategies.flora import FLoRA as FLoRA
-from flwr_frl.strategies.flora import FedExLoRA as FedExLoRA
 from flwr_frl.strategies.flute import FLUTE as FLUTE
 from flwr_frl.strategies.flute import FLUTELinear as FLUTELinear
 from flwr_frl.strategies.flute import FLUTEStar as FLUTEStar
 from flwr_frl.strategies.gossip.base import Gossip as Gossip
-from flwr_frl.strategies.hetlora import HetLoRA as HetLoRA
 from flwr_frl.strategies.ifca import IFCA as IFCA
 from flwr_frl.strategies.mime import Mime as Mime
 from flwr_frl.strategies.multi_task import MultiTask as MultiTask

@@ -62,10 +62,6 @@ _TABLE = {
     "fed3r": ("fedcgs:Fed3R", "Fed3R (Fanì et al., ICML 2024): a head in one round"),
     "fedsa-lora": ("averaging:FedSALoRA", "FedSA-LoRA (Guo et al., ICLR 2025)"),
     "ffa-lora": ("averaging:FFALoRA", "FFA-LoRA (Sun et al., ICLR 2024)"),
-    "flexlora": ("flexlora:FlexLoRA", "FlexLoRA (Bai et al., NeurIPS 2024)"),
-    "hetlora": ("hetlora:HetLoRA", "HetLoRA (Cho et al., EMNLP 2024)"),
-    "flora": ("flora:FLoRA", "FLoRA (Wang et al., NeurIPS 2024)"),
-    "fedex-lora": ("flora:FedExLoRA", "FedEx-LoRA (Singhal et al., ACL 2025)"),
     "feddpa": ("averaging:FedDPA", "FedDPA (Yang et al., NeurIPS 2024)"),
     "local": ("averaging:Local", "Local training"),
     "srpfl": ("srpfl:SRPFL", "SRPFL (Tziotis et al., TMLR 2023)"),
@@ -103,10 +99,7 @@ _CASES = {
     },
 }
 # Algorithms whose models need LoRA adapters.
-_OF_ADAPTERS = (
-    *("averaging:FedSALoRA", "averaging:FFALoRA", "averaging:FedDPA"),
-    *("flexlora:FlexLoRA", "hetlora:HetLoRA", "flora:FLoRA", "flora:FedExLoRA"),
-)
+_OF_ADAPTERS = "averaging:FedSALoRA", "averaging:FFALoRA", "averaging:FedDPA"
 
 
 def full(path: str) -> str:

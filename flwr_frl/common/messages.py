@@ -31,9 +31,6 @@ RELATIONS = "relations.values"
 CRITICAL = "critical.mask"
 # Prefix of IFCA's models of all clusters, stacked.
 CLUSTERS = "clusters."
-# FLoRA and FedEx-LoRA: prefix of the sum of products that clients add to the weights of
-# each layer, by the layer's name.
-MERGED = "merged."
 # Suffixes of the names of batch norms' statistics, which must stay means.
 BATCH_NORM = ("running_mean", "running_var")
 
@@ -57,8 +54,6 @@ FISHER_TRACE = "fisher-trace"
 GRADIENT_WEIGHT = "gradient-weight"
 NUM_EXAMPLES = "num-examples"
 NUM_TEST_EXAMPLES = "num-test-examples"
-# LoRA with unequal ranks: the rank of a client's adapters, also one of its properties.
-RANK = "lora-rank"
 
 # Keys in the config of a message to a client.
 SERVER_ROUND = "server-round"

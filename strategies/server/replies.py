@@ -47,7 +47,7 @@ MOST_VALUES, LONGEST_NAME = 100, 100
 LONGEST_VALUE = 100_000
 # Values that must be texts, integers from 0, or in [0, 1].
 TEXTS = (keys.CLIENT, keys.STRUCTURE, keys.REFUSAL)
-COUNTS = (keys.NUM_EXAMPLES, keys.NUM_TEST_EXAMPLES, keys.RANK)
+COUNTS = keys.NUM_EXAMPLES, keys.NUM_TEST_EXAMPLES
 SHARES = ("accuracy", "accuracy-global")
 # Limit of a reply's size: a multiple of the expected bytes, plus an allowance for
 # headers, names, metrics and attachments.
@@ -155,15 +155,8 @@ def _parsed(
     return values.reshape(shape, order="F" if fortran else "C")
 
 
-def checked_arrays(
-    reply: Message,
-    key: str,
-    expected: ArrayRecord,
-    shapes: Mapping[str, tuple[int, ...]] | None = None,
-) -> Arrays:
+def checked_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
     """Return the untrusted arrays of a reply as read-only views, in expected order.
-
-    ``shapes`` replaces the expected shapes of some arrays, by name.
 
     Raises `InvalidReplyError` if there is no record of this key, it has missing or
     extra names, or serialisation type, shape, dtype or length of an array differ, in
@@ -182,16 +175,15 @@ def checked_arrays(
     arrays: Arrays = {}
     for name, like in likes.items():
         try:
-            shape = (shapes or {}).get(name, tuple(like.shape))
-            arrays[name] = _checked(entries[name], like, shape)
+            arrays[name] = _checked(entries[name], like)
         except Exception as error:  # TokenError, RecursionError, … of a header
             raise InvalidReplyError(f"array {name!r}: {error}") from None
     return arrays
 
 
-def _checked(array: Array, like: Array, shape: tuple[int, ...]) -> NDArray:
-    """Return an array's values; raise unless it has this shape and another's type."""
-    dtype = np.dtype(like.dtype)
+def _checked(array: Array, like: Array) -> NDArray:
+    """Return an array's values; raise unless it has the shape and type of another."""
+    dtype, shape = np.dtype(like.dtype), tuple(like.shape)
     declared = array.stype, array.dtype, tuple(array.shape)
     if declared != (like.stype, like.dtype, shape):
         expected = like.stype, like.dtype, shape

@@ -265,9 +265,6 @@ class Round:
     expected : dict of str to ndarray or None
         Arrays whose names, shapes and dtypes replies must have, by default those of
         ``arrays``; `Strategy.begin` may set it.
-    shapes : dict of int to dict of str to tuple of int
-        Shapes that arrays of a node's reply must have instead, by node and name;
-        `Strategy.begin` may set them.
     kept : dict of str to ndarray
         Shared arrays that clients do not return; `keep` sets it.
     returns_own : bool
@@ -303,7 +300,6 @@ class Round:
     nodes: Sequence[int] = ()
     kind: str = MessageType.TRAIN
     expected: Arrays | None = None
-    shapes: dict[int, dict[str, tuple[int, ...]]] = field(default_factory=dict)
     kept: Arrays = field(default_factory=dict)
     returns_own: bool = True
     replies: list[Reply] = field(default_factory=list)
@@ -466,9 +462,7 @@ class Round:
         size, and the number of this round; and the algorithm must accept it.
         """
         strategy, name_of = self._strategy, self._strategy._run.clients.name_of
-        node = getattr(message, "node", None)
-        is_usual = self.like.keys() == {keys.ARRAYS} and node not in self.shapes
-        layout = self.layout if is_usual else None
+        layout = self.layout if self.like.keys() == {keys.ARRAYS} else None
         if isinstance(message, RowReply) and is_valid_row(message, layout):
             values = row_size(message), message.metrics, {keys.ARRAYS: message.arrays}
             node = message.node
@@ -530,8 +524,7 @@ class Round:
                 about = data, like, run.participation.sent_to(reply.node, self)
                 reply.decoded[key] = decompressed(message, *about, run.uploads)
             else:
-                shapes = self.shapes.get(reply.node)
-                reply.decoded[key] = checked_arrays(message, key, like, shapes)
+                reply.decoded[key] = checked_arrays(message, key, like)
         # Without test examples there are no metrics: the loss may be NaN.
         if not trains and any(m.get(keys.NUM_EXAMPLES) == 0 for m in metrics):
             return

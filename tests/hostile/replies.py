@@ -31,8 +31,7 @@ LIAR = 2
 MODEL = "mlp"
 LORA = {"adapters": "lora", "lora-rank": 2}
 OWN: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("fedsa-lora", "ffa-lora", "feddpa", "fedex-lora"), LORA),
-    **{n: LORA | {"client-ranks": "2 1"} for n in ("flexlora", "hetlora", "flora")},
+    **dict.fromkeys(("fedsa-lora", "ffa-lora", "feddpa"), LORA),
     "fedbn": {"model": "resnet20"},
     "fedbuff": {"concurrency": 4, "buffer-size": 2, "upload-compressor": "qsgd-top-k"},
     "fedper": {"upload-compressor": "sign-rand-k"},

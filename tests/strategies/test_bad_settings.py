@@ -153,13 +153,6 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "fedcross-partner": ("nearest",),
         "aggregation": ("median",),
     },
-    "flexlora": {
-        "client-ranks": ("0", "8 9", "two"),
-        "lora-rank": (0, 65),
-        "aggregation": ("median",),
-    },
-    "hetlora": {"hetlora-gamma": (0.0, 1.5), "hetlora-lambda": (-1.0,)},
-    "fedex-lora": {"aggregation": ("median",), "adapters": ("none",)},
     "fedphp": {"fedphp-mu": (1.5,), "fedphp-lambda": (-1.0, 1.5)},
     "pfedfda": {"pfedfda-ridge": (-1.0,)},
     "pfedhn": {

@@ -63,10 +63,6 @@ UNUSUAL: dict[str, dict[str, Any]] = {
     "guest.algorithm:Guest": {"task": "guest.task:sensors"},
     "choco-sgd": {"compressor": "top-k"},
     "squarm-sgd": {"local-steps": 3, "momentum": 0.9},
-    # Clients with the ranks 1 and 2, of which HetLoRA prunes the latter
-    "flexlora": {"client-ranks": "2 1"},
-    "hetlora": {"client-ranks": "2 1", "hetlora-gamma": 0.5, "hetlora-lambda": 1.0},
-    "flora": {"client-ranks": "2 1"},
     # Its steps are stable for learning rates below 2/λ.
     "pfedme": {"pfedme-lambda": 2.0},
 }
