@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from flwr_frl.results.statistics import holm, paired_test, rank
+from flwr_frl.results.statistics import holm, paired_test
 
 Results = dict[str, dict[str, list[dict[str, Any]]]]
 Notes = dict[str, dict[str, dict[str, str]]]
@@ -104,10 +104,8 @@ def clients_of(runs: Sequence[dict[str, Any]], metric: str) -> list[dict[str, fl
 
 
 def tests(config: Any, results: Results) -> dict[str, Any]:
-    """Test each row against the best one of its cell, and rank rows by client."""
+    """Test each row against the best one of its cell."""
     notes: Notes = {row: {} for row in results}
-    heads = ["task", "rows", "clients", "Friedman's p", "critical difference"]
-    lines = [heads]
     for cell in config.cells:
         values: dict[str, list[float]] = {}
         for row, cells in results.items():
@@ -120,14 +118,9 @@ def tests(config: Any, results: Results) -> dict[str, Any]:
         others = [
             None if row == best else t.p for row, t in zip(values, found, strict=True)
         ]
-        ranking = rank(list(values), list(zip(*values.values(), strict=True)))
-        ranks = dict(zip(ranking.methods, ranking.ranks, strict=True))
         for row, test, p in zip(values, found, holm(others), strict=True):
-            tested = {} if row == best else replace(test, p=p).entries
-            notes[row][cell] = {"mean rank": f"{ranks[row]:.1f}", **tested}
-        counts = str(len(values)), str(ranking.tasks), f"{ranking.p:.2g}"
-        lines.append([cell, *counts, f"{ranking.critical_difference:.1f}"])
-    return {"notes": notes, "extra": {"Mean ranks over the clients": lines}}
+            notes[row][cell] = {} if row == best else replace(test, p=p).entries
+    return {"notes": notes}
 
 
 def picture(config: Any, data: dict[str, Any]) -> None:

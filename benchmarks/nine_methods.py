@@ -1,22 +1,20 @@
 """FedRep compared with eight other methods by the product's own commands.
 
 ``python -m benchmarks.nine_methods --data-dir DATA`` runs the commands of
-``nine_methods.toml`` and writes ``results/nine_methods.md`` with their tables and
-figure. Commands whose results are in the output folder are not repeated. DATA is
-torchvision's root with MNIST; its folder ``natural`` has the data of
-``natural_tasks.py``.
+``nine_methods.toml`` and writes ``results/nine_methods.md`` with a table of each.
+Commands whose results are in the output folder are not repeated. DATA is torchvision's
+root with MNIST; its folder ``natural`` has the data of ``natural_tasks.py``.
 """
 
 import argparse
 import shlex
-import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common import RESULTS, markdown, provenance, write
+from benchmarks.common import markdown, provenance, write
 from flwr_frl import compare
 from flwr_frl.results.methods import Comparison
 from flwr_frl.results.results import read_json, write_json
@@ -42,16 +40,14 @@ def carry_out(command: str, output: Path, data: Path) -> None:
     write_json(done, {"commit": provenance()["commit"]})
 
 
-def body_of(config: dict[str, Any], comparison: Comparison, paper: Path) -> str:
+def body_of(config: dict[str, Any], comparisons: dict[str, Comparison]) -> str:
     """Return the page below its heading."""
     commands = [*config["runs"].values(), config["compare"]]
     lines = "\n".join(f"flwr-frl {command}" for command in commands)
     parts = [config["text"], f"```sh\n{lines}\n```"]
-    for name, (heads, *rows) in comparison.tables(LEFT_OUT).items():
-        parts += [f"## {name}", markdown(heads, rows)]
-    parts += [comparison.legend, f"![mean ranks]({NAME}-ranks.svg)"]
-    table = (paper / "table.tex").read_text(encoding="utf-8")
-    parts += ["## The table for LaTeX", f"```latex\n{table}```"]
+    for name, comparison in comparisons.items():
+        heads, *rows = comparison.table(LEFT_OUT)
+        parts += [f"## {name}", markdown(heads, rows), comparison.legend]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
 
@@ -67,18 +63,20 @@ def main() -> None:
     folders = [output / name for name in config["runs"]]
     for command in config["runs"].values():
         carry_out(command, output, data)
-    shutil.rmtree(output / "paper", ignore_errors=True)
-    carry_out(config["compare"], output, data)
-    comparison = compare(*folders, baseline="fedrep")
-    shutil.copy(output / "paper" / "ranks.svg", RESULTS / f"{NAME}-ranks.svg")
+    comparisons = {each.name: compare(each, baseline="fedrep") for each in folders}
     commits = sorted({read_json(folder / DONE)["commit"] for folder in folders})
-    body = body_of(config, comparison, output / "paper")
+    body = body_of(config, comparisons)
     body += f"\nRuns are at commits {', '.join(commits)}.\n"
     tasks: dict[str, Any] = {}
-    for row in comparison.rows:
-        test = {"p": row.on_clients.p} if row.on_clients else {}
-        numbers = {"accuracy": row.result, "seeds": list(row.seeds.values()), **test}
-        tasks.setdefault(row.task, {})[row.method] = numbers
+    for name, comparison in comparisons.items():
+        for row in comparison.rows:
+            test = {"p": row.on_clients.p} if row.on_clients else {}
+            numbers = {
+                "accuracy": row.result,
+                "seeds": list(row.seeds.values()),
+                **test,
+            }
+            tasks.setdefault(name, {})[row.method] = numbers
     write(NAME, "FedRep and eight other methods", body, {"tasks": tasks})
 
 

@@ -8,29 +8,18 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from logging import INFO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.common import log
 
 from flwr_frl.common.algorithms import title
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.settings import Settings, facts, require
-from flwr_frl.results.figures import WIDTH, figure_of, image_of, rank_diagram
+from flwr_frl.results.figures import WIDTH, figure_of, image_of
 from flwr_frl.results.methods import Comparison, tested
 from flwr_frl.results.page import write_page
-from flwr_frl.results.results import (
-    METRICS,
-    PAGE,
-    PLOT,
-    SUMMARY,
-    read_object,
-    read_rows,
-    write_json,
-)
-from flwr_frl.results.tables import cell, chosen_cells, heading, latex
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from flwr_frl.results.results import PAGE, PLOT, SUMMARY, read_object, write_json
+from flwr_frl.results.tables import chosen_cells, latex
 
 # Settings of a single run, which the summary's ``config`` leaves out.
 PER_RUN = ("algorithm", "resume", "tracker", "tracker-uri")
@@ -83,8 +72,8 @@ def write_paper(
     comparison : Comparison
         The comparison.
     columns : sequence of str
-        Entries of ``summary.json`` in the table of a single task; by default the main
-        result and `COLUMNS`.
+        Entries of ``summary.json`` in the table; by default the main result and
+        `COLUMNS`.
     """
     output.mkdir(parents=True, exist_ok=True)
     write_atomically(output / "table.tex", table(comparison, columns).encode())
@@ -98,61 +87,33 @@ def write_paper(
 
 
 def write_figures(output: Path, comparison: Comparison) -> None:
-    """Write the curves of each task, and the diagram of mean ranks if there is one."""
-    figures = dict[str, "Figure"]()
-    for name, rows in comparison.tasks.items():
-        of_methods = {
-            row.method: [read_rows(folder / METRICS) for folder in row.folders]
-            for row in rows
-        }
-        plain = re.sub(r"\W+", "-", name).strip("-")
-        ending = f"-{plain}" if len(comparison.tasks) > 1 else ""
-        figures[f"accuracy{ending}.png"] = figure_of(of_methods)
-        column = figure_of(of_methods, WIDTH)
-        figures |= {f"{rows[0].metric}{ending}.{kind}": column for kind in KINDS}
-    if comparison.ranking:
-        diagram = rank_diagram(comparison.ranking)
-        figures |= {f"ranks.{kind}": diagram for kind in KINDS}
+    """Write the curves of all methods."""
+    rows = {row.method: [run.rows for run in row.runs] for row in comparison.rows}
+    column, name = figure_of(rows, WIDTH), comparison.rows[0].metric
+    figures = {PLOT: figure_of(rows), **{f"{name}.{kind}": column for kind in KINDS}}
     for name, figure in figures.items():
         write_atomically(output / name, image_of(figure, name.rpartition(".")[2]))
 
 
 def table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
-    """Return the LaTeX table: methods by metrics or, with several tasks, by tasks.
+    """Return the LaTeX table of the methods.
 
-    The best result of a task is bold, and so are results that do not differ from it
-    significantly, whatever the baseline. Raises `SettingsError` if a single task has no
-    entries of these names.
+    The best result is bold, and so are results that do not differ from it
+    significantly, whatever the baseline. Raises `SettingsError` if there are no entries
+    of these names.
     """
-    tasks, metric = list(comparison.tasks), comparison.rows[0].metric
-    ranking = comparison.ranking
-    ranks = dict(zip(ranking.methods, ranking.ranks, strict=True)) if ranking else {}
-    methods = list(dict.fromkeys([*ranks, *(row.method for row in comparison.rows)]))
-    if len(tasks) == 1:
-        entries = {row.method: row.entries for row in comparison.rows}
-        present = {n for of in entries.values() for n, v in of.items() if v != ""}
-        columns = columns or [n for n in (metric, *COLUMNS) if n in present]
-        allowed = f"some of {', '.join(sorted(present))}"
-        require(present.issuperset(columns), "columns", ",".join(columns), allowed)
-        head, *rows = chosen_cells(entries, columns, 1)
-    else:
-        results = {
-            (row.method, row.task): cell(row.summary, metric, 1).replace("%", "")
-            for row in comparison.rows
-        }
-        columns = [*tasks, "mean rank"] if ranks else tasks
-        results |= {(name, "mean rank"): f"{rank:.2f}" for name, rank in ranks.items()}
-        # The unit is beside the metric, not in the heading of every task.
-        head = [heading(metric), *columns]
-        rows = [
-            [name, *(results.get((name, n), "") for n in columns)] for name in methods
-        ]
-    named = [metric] if len(tasks) == 1 else tasks
+    metric = comparison.rows[0].metric
+    entries = {row.method: row.entries for row in comparison.rows}
+    present = {n for of in entries.values() for n, v in of.items() if v != ""}
+    columns = columns or [n for n in (metric, *COLUMNS) if n in present]
+    allowed = f"some of {', '.join(sorted(present))}"
+    require(present.issuperset(columns), "columns", ",".join(columns), allowed)
+    head, *rows = chosen_cells(entries, columns, 1)
+    methods = list(entries)
     bold = {
-        (methods.index(row.method) + 1, columns.index(column) + 1)
-        for column, of_task in zip(named, comparison.tasks.values(), strict=True)
-        for row in tested(of_task, "")
-        if column in columns and (row.reference or row.differs is False)
+        (methods.index(row.method) + 1, columns.index(metric) + 1)
+        for row in tested(comparison.rows, "")
+        if metric in columns and (row.reference or row.differs is False)
     }
     titled = [[title(method), *cells] for method, *cells in rows]
     return f"% {comparison.legend}\n{latex([head, *titled], bold)}"

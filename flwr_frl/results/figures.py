@@ -9,7 +9,6 @@ import numpy as np
 
 from flwr_frl.common.algorithms import title
 from flwr_frl.results.results import Row, quality
-from flwr_frl.results.statistics import Ranking
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -100,26 +99,6 @@ def figure_of(rows: Mapping[str, list[list[Row]]], width: float = 0) -> "Figure"
         below = {"loc": "outside lower center", "ncols": 3, "frameon": False}
         place = below if width else {"loc": "outside right upper"}
         figure.legend(lines.values(), lines, fontsize=size, **place)
-    return figure
-
-
-def rank_diagram(ranking: Ranking) -> "Figure":
-    """Return a critical-difference diagram, the best method at the top.
-
-    The bar of a method is as long as the critical difference. Methods whose bars do not
-    overlap differ significantly.
-    """
-    from matplotlib.figure import Figure
-
-    count, half = len(ranking.methods), ranking.critical_difference / 2
-    figure = Figure(figsize=(WIDTH, 0.7 + 0.2 * count), layout="constrained")
-    axes = figure.subplots()
-    at = range(count)
-    axes.errorbar(ranking.ranks, at, xerr=half, fmt="ko", ms=3, lw=1, capsize=2)
-    axes.set_yticks(at, [title(name) for name in ranking.methods], size=8)
-    axes.set(xticks=range(1, count + 1), ylim=(count - 0.5, -0.5))
-    axes.tick_params(labelsize=8)
-    axes.set_xlabel(f"mean rank, critical difference {2 * half:.2f}", size=8)
     return figure
 
 

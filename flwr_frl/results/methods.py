@@ -1,61 +1,50 @@
 """Compare methods by the runs in results folders: one row a method, and paired tests.
 
-`compare` reads the journals of finished runs. The methods of a task are compared with
-the best one, or with a baseline, on the same clients and on the same seeds; with
-several tasks their mean ranks are compared as well.
+`compare` compares the finished runs of folders, and the page all runs of one. Methods
+are compared with the best one, or with a baseline, on the same clients and on the same
+seeds.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
-from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES, TESTED_MODEL
-from flwr_frl.common.settings import Settings, require
+from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES
+from flwr_frl.common.settings import require
 from flwr_frl.common.text import short_name
 from flwr_frl.results.results import (
     CLIENTS,
-    METRICS,
     PROTOCOLS,
     SUMMARIZED,
-    SUMMARY,
     VALIDATED,
-    RunResult,
     failure,
-    folder_of,
     is_number,
     over_seeds,
     quality,
     read_object,
-    read_rows,
-    run_result,
     task_title,
     tested_once,
 )
-from flwr_frl.results.statistics import (
-    LEVEL,
-    PairedTest,
-    Ranking,
-    holm,
-    paired_test,
-    rank,
-)
+from flwr_frl.results.runs import Methods, StoredRun, compared_runs, counted
+from flwr_frl.results.statistics import LEVEL, PairedTest, holm, paired_test
 from flwr_frl.results.tables import DETAILS, cells, formatted, legend, terminal
 
 
 @dataclass(frozen=True)
 class MethodResult:
-    """The results of a method on a task, over all seeds.
+    """The results of a method over all seeds.
 
     Parameters
     ----------
-    task : str
-        The task; with several results folders of one task, also the folder's name.
     method : str
         The algorithm; if it ran in several folders, also the folder's name.
+    runs : sequence of StoredRun
+        Its runs, one for each seed.
     metric : str
         The metric by which methods are compared, such as ``accuracy``.
     summary : mapping
@@ -69,13 +58,11 @@ class MethodResult:
         Whether the other methods are tested against this one.
     on_clients, on_seeds : PairedTest or None
         The test against the reference with clients and with seeds as pairs, corrected
-        by Holm over the methods of the task; None for the reference.
-    folders : tuple of Path
-        The folders of the runs.
+        by Holm over the methods; None for the reference.
     """
 
-    task: str
     method: str
+    runs: Sequence[StoredRun]
     metric: str
     summary: Mapping[str, Any]
     clients: Mapping[str, float]
@@ -83,7 +70,6 @@ class MethodResult:
     reference: bool = False
     on_clients: PairedTest | None = None
     on_seeds: PairedTest | None = None
-    folders: tuple[Path, ...] = ()
 
     @property
     def entries(self) -> dict[str, Any]:
@@ -116,12 +102,12 @@ class MethodResult:
 
 @dataclass(frozen=True, repr=False)
 class Comparison:
-    """Methods that were compared on one or more tasks.
+    """Methods that were compared.
 
     Parameters
     ----------
     rows : tuple of MethodResult
-        One for each method and task; the best method of a task comes first.
+        One for each method, the best one first.
     baseline : str
         The method against which the others are tested; empty if it is the best one.
     once : str
@@ -131,26 +117,6 @@ class Comparison:
     rows: tuple[MethodResult, ...]
     baseline: str = ""
     once: str = ""
-
-    @property
-    def tasks(self) -> dict[str, list[MethodResult]]:
-        """The rows of each task."""
-        names = dict.fromkeys(row.task for row in self.rows)
-        return {name: [r for r in self.rows if r.task == name] for name in names}
-
-    @cached_property
-    def ranking(self) -> Ranking | None:
-        """The mean ranks of methods that ran on all tasks; None if they are too few."""
-        results = [
-            {row.method: row.result for row in rows if row.result is not None}
-            for rows in self.tasks.values()
-        ]
-        first = results[0] if len(results) > 1 else {}
-        methods = [name for name in first if all(name in of for of in results)]
-        if len(methods) < 3:
-            return None
-        sign = 1 if self.rows[0].metric == "accuracy" else -1
-        return rank(methods, [[of[name] for name in methods] for of in results], sign)
 
     @property
     def legend(self) -> str:
@@ -164,44 +130,28 @@ class Comparison:
                 f" p: Wilcoxon's signed-rank test on the same clients against "
                 f"{reference}, corrected by Holm; significant below {LEVEL}."
             )
-        return f"{text} {self.ranking}" if self.ranking else text
+        return text
 
-    def tables(self, without: Sequence[str] = ()) -> dict[str, list[list[str]]]:
-        """Return the table of each task without some entries, as `cells`."""
-        return {
-            name: cells({row.method: row.entries for row in rows}, without)
-            for name, rows in self.tasks.items()
-        }
+    def table(self, without: Sequence[str] = ()) -> list[list[str]]:
+        """Return the rows of the table without some entries, as `cells`."""
+        return cells({row.method: row.entries for row in self.rows}, without)
 
     def __repr__(self) -> str:
-        """Return the table of each task, and what the tables mean."""
-        tables = self.tables(DETAILS).items()
-        parts = [f"{name}\n" * (len(tables) > 1) + terminal(t) for name, t in tables]
-        return "".join([*parts, self.legend])
-
-
-class _Folder(NamedTuple):
-    """A results folder with its finished runs, one for each method and seed."""
-
-    place: str
-    config: Settings
-    methods: dict[str, list[RunResult]]
+        """Return the table, and what it means."""
+        return terminal(self.table(DETAILS)) + self.legend
 
 
 def compare(*folders: str | Path, protocol: str = "", baseline: str = "") -> Comparison:
     """Compare the methods of results folders.
 
-    Folders whose clients have the same numbers of examples in each seed belong to the
-    same task. On each task, every method is tested against the best one, or against the
-    baseline, with Wilcoxon's signed-rank test: a pair is a client, with its mean over
-    the seeds, or a seed, with its mean over the clients. P-values are corrected by
-    Holm. With at least two tasks and three methods that ran on all of them, mean ranks
-    are compared by the tests of Friedman and Nemenyi.
+    Every method is tested against the best one, or against the baseline, with
+    Wilcoxon's signed-rank test: a pair is a client, with its mean over the seeds, or a
+    seed, with its mean over the clients. P-values are corrected by Holm.
 
     Parameters
     ----------
     *folders : str or Path
-        Results folders.
+        Results folders. Their clients must have the same numbers of examples.
     protocol : {"", "mean-last", "last", "best-validation"}, default ""
         The rounds of the results (setting ``result-protocol``); by default that of the
         runs, or ``last`` if a method was tested after its last round only.
@@ -212,12 +162,12 @@ def compare(*folders: str | Path, protocol: str = "", baseline: str = "") -> Com
     Returns
     -------
     Comparison
-        One row for each method and task.
+        One row for each method.
 
     Raises
     ------
     SettingsError
-        If a folder has no results.
+        If a folder has no results, or those of other clients or examples.
 
     Examples
     --------
@@ -225,114 +175,98 @@ def compare(*folders: str | Path, protocol: str = "", baseline: str = "") -> Com
     """
     allowed = ", ".join(PROTOCOLS)
     require(protocol in ("", *PROTOCOLS), "result-protocol", protocol, allowed)
-    chosen = {"result-protocol": protocol} if protocol else {}
-    loaded = [_read(Path(folder), chosen) for folder in folders]
-    # Folders are named by what distinguishes their paths.
-    base = os.path.commonpath([each.place for each in loaded])
-    loaded = [each._replace(place=os.path.relpath(each.place, base)) for each in loaded]
-    tasks = dict[str, list[_Folder]]()
-    for folder in loaded:
-        tasks.setdefault(_data_of(folder), []).append(folder)
-    names = [task_title(of_task[0].config) for of_task in tasks.values()]
-    rows, baseline = list[MethodResult](), short_name(baseline)
-    for name, of_task in zip(names, tasks.values(), strict=True):
-        task = f"{name} ({of_task[0].place})" if names.count(name) > 1 else name
-        methods = _by_method(of_task).items()
-        results = [over_runs(task, method, runs) for method, runs in methods]
-        rows += tested(results, baseline)
-    once = tested_once((row.method, row.summary) for row in rows)
-    if once and not protocol:
-        return replace(compare(*folders, protocol="last", baseline=baseline), once=once)
-    known = dict.fromkeys(row.method for row in rows)
+    places = [Path(folder).resolve() for folder in folders]
+    baseline = short_name(baseline)
+    comparison = compared(partial(_finished, places), protocol, baseline)
+    known = [row.method for row in comparison.rows]
     allowed = f"one of {', '.join(known)}"
-    require(not baseline or baseline in known, "baseline", baseline, allowed)
-    return Comparison(tuple(rows), baseline)
+    require(baseline in ("", *known), "baseline", baseline, allowed)
+    return comparison
 
 
-def _read(path: Path, chosen: Settings) -> _Folder:
-    """Read the finished runs of a results folder.
-
-    The ``chosen`` settings take precedence over those of the runs.
-    """
-    output = path.resolve()
-    content: dict[str, Any] = read_object(output / SUMMARY)
-    names: Any = content.get("algorithms")
-    config: Any = content.get("config")
-    allowed = "a folder of results with a summary.json and finished runs"
-    valid = isinstance(config, dict) and isinstance(names, dict)
-    require(valid, "compare", str(path), allowed)
-    config |= chosen
-    seeds = {seed: output / folder_of(seed) for seed in content.get("seeds", ())}
-    seeds = seeds or {config["seed"]: output}
-    methods = dict[str, list[RunResult]]()
-    for name in names:
-        rows = {s: read_rows(folder / name / METRICS) for s, folder in seeds.items()}
-        # A later run of the algorithm may have ended before its first round.
-        if all(rows.values()):
-            model = str(names[name].get(TESTED_MODEL, ""))
-            methods[name] = [
-                run_result(seeds[seed] / name, {**config, "seed": seed}, run, model)
-                for seed, run in rows.items()
-            ]
-    require(bool(methods), "compare", str(path), allowed)
-    summaries = [result.summary for runs in methods.values() for result in runs]
+def _finished(places: Sequence[Path], protocol: str) -> Methods:
+    """Return the finished runs of each method; one of two folders is two methods."""
+    folders = {place: compared_runs(place, protocol) for place in places}
+    first = _data_of(folders[places[0]])
+    for place, methods in folders.items():
+        allowed = f"a folder with the clients and examples of {str(places[0])!r}"
+        require(_data_of(methods) == first, "compare", str(place), allowed)
+    # Folders are named by what distinguishes their paths.
+    base = os.path.commonpath(places)
+    number = Counter(name for methods in folders.values() for name in methods)
+    runs = {
+        name if number[name] == 1 else f"{name} ({os.path.relpath(place, base)})": of
+        for place, methods in folders.items()
+        for name, of in methods.items()
+    }
+    summaries = [run.summary for of in runs.values() for run in of]
     measured = all(not summary.keys().isdisjoint(VALIDATED) for summary in summaries)
     allowed = "a protocol of the runs; these measured no validation results"
-    protocol = config["result-protocol"]
     valid = protocol != "best-validation" or measured
     require(valid, "result-protocol", protocol, allowed)
-    return _Folder(str(output), config, methods)
+    return runs
 
 
-def _data_of(folder: _Folder) -> str:
+def _data_of(methods: Methods) -> object:
     """Return what identifies the data: the task, and each client's numbers of examples.
 
     Other settings may differ, such as the learning rates of two folders.
     """
+    runs = [run for of in methods.values() for run in of]
+    settings = runs[0].settings
     counts = {
-        run.seed: {
+        run.settings["seed"]: {
             client: [entry.get(n) for n in (NUM_EXAMPLES, NUM_TEST_EXAMPLES)]
-            for client, entry in sorted(read_object(run.directory / CLIENTS).items())
+            for client, entry in read_object(run.directory / CLIENTS).items()
         }
-        for runs in folder.methods.values()
         for run in runs
     }
-    config = folder.config
-    return repr(
-        (config["task"], task_title(config), config.get("label-column"), counts)
-    )
+    task = settings["task"], task_title(settings), settings.get("label-column")
+    return task, counts
 
 
-def _by_method(folders: Sequence[_Folder]) -> dict[str, list[RunResult]]:
-    """Return the runs of each method; one of two folders is two methods."""
-    names = [name for folder in folders for name in folder.methods]
-    return {
-        name if names.count(name) == 1 else f"{name} ({folder.place})": runs
-        for folder in folders
-        for name, runs in folder.methods.items()
-    }
+def compared(
+    read: Callable[[str], Methods], protocol: str = "", baseline: str = ""
+) -> Comparison:
+    """Compare the methods whose runs ``read`` returns for a protocol.
+
+    If a method was tested once, and others in several rounds, the last rounds of all
+    methods are compared, unless there is a ``protocol``.
+    """
+    results = [method_result(name, runs) for name, runs in read(protocol).items()]
+    ended = [
+        (result.method, result.summary)
+        for result in results
+        if all(run.finished for run in counted(result.runs))
+    ]
+    once = "" if protocol else tested_once(ended)
+    if once:
+        return replace(compared(read, "last", baseline), once=once)
+    return Comparison(tuple(tested(results, baseline)), baseline)
 
 
-def over_runs(task: str, method: str, runs: Sequence[RunResult]) -> MethodResult:
-    """Return the result of a method on a task over its runs, not yet compared."""
-    summaries = [run.summary for run in runs]
+def method_result(method: str, runs: Sequence[StoredRun]) -> MethodResult:
+    """Return the result of a method over its runs, not yet compared."""
+    results = counted(runs)
+    summaries = [run.summary for run in results]
     summary = over_seeds(summaries) if len(runs) > 1 else summaries[0]
     metric, of_client = quality(summary), dict[str, list[float]]()
-    for run in runs:
+    for run in results:
         for client, value in run.clients.items():
             of_client.setdefault(client, []).append(value)
     clients = {client: fmean(values) for client, values in of_client.items()}
-    values = {run.seed: run.summary.get(metric) for run in runs}
+    values = {run.settings["seed"]: run.summary.get(metric) for run in results}
     seeds = {seed: value for seed, value in values.items() if is_number(value)}
-    folders = tuple(run.directory for run in runs)
-    return MethodResult(task, method, metric, summary, clients, seeds, folders=folders)
+    return MethodResult(method, runs, metric, summary, clients, seeds)
 
 
 def tested(results: Sequence[MethodResult], baseline: str) -> list[MethodResult]:
-    """Test the methods of a task against the best one or the baseline; best first.
+    """Test methods against the best one or the baseline; the best one comes first.
 
     Results of other rounds or examples than the reference's are not tested.
     """
+    if not results:
+        return []
     sign = 1 if results[0].metric == "accuracy" else -1
 
     def key(each: MethodResult) -> tuple[bool, bool, float]:

@@ -36,7 +36,6 @@ def document(folder: Path) -> str:
     """Return the page of a results folder as HTML."""
     data = read_folder(folder)
     title = escape(data["folder"])
-    opened = " open" if "node" in data["clients"][0] else ""
     # A name with ``<`` could end the script element.
     text = strict_json(data).replace("<", "\\u003c")
     return f"""<!doctype html>
@@ -56,14 +55,12 @@ def document(folder: Path) -> str:
 <p>Task: <span id="task"></span></p>
 <p>Settings that differ from the defaults: <span id="settings"></span></p>
 <h2>Methods</h2>
-<div id="methods"></div>
+<div id="methods" class="box"></div>
 <p id="legend"></p>
-<h2>Curves</h2>
 <div id="charts" class="charts"></div>
-<details><summary>Other metrics</summary><div id="more" class="charts"></div></details>
 <h2>Clients</h2>
-<div id="dots" class="charts"></div>
-<details{opened}><summary>Table of clients</summary><div id="clients"></div></details>
+<div id="dots"></div>
+<div id="clients" class="box"></div>
 <script type="application/json" id="data">{text}</script>
 <script>/*{uplot.LICENCE}*/{uplot.SCRIPT}</script>
 <script>{SCRIPT}</script>

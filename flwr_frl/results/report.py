@@ -187,7 +187,7 @@ class Report:
             with self.writing(NEWCOMERS):
                 write_json(self.directory / NEWCOMERS, joined)
         about = self.directory, self.settings, self.rows, self.tested
-        summary = dict(run_result(*about, clients, joined or {}).summary)
+        summary, _ = run_result(*about, clients, joined or {})
         files = f"{SUMMARY} and {PAGE}"
         with log_os_errors(files, self.lost), locked(self.output, wait=True):
             content = read_comparable(self.settings)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from logging import ERROR
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from flwr.common import log
@@ -251,27 +251,6 @@ def extreme_tenths(means: Mapping[str, float]) -> tuple[float, float]:
     return float(np.mean(ranked[:tenth])), float(np.mean(ranked[-tenth:]))
 
 
-class RunResult(NamedTuple):
-    """The result of a run.
-
-    Parameters
-    ----------
-    directory : Path
-        The run's folder.
-    seed : int
-        The seed.
-    summary : mapping
-        The entries of ``summary.json``.
-    clients : mapping
-        Each client's result: its mean of the first metric of `QUALITY`.
-    """
-
-    directory: Path
-    seed: Any
-    summary: Mapping[str, Any]
-    clients: Mapping[str, float]
-
-
 def run_result(
     directory: Path,
     settings: Settings,
@@ -279,7 +258,7 @@ def run_result(
     tested: str,
     clients: Mapping[str, Mapping[str, Any]] | None = None,
     joined: Mapping[str, Mapping[str, Any]] | None = None,
-) -> RunResult:
+) -> tuple[dict[str, Any], dict[str, float]]:
     """Return the result of a run by its protocol.
 
     Parameters
@@ -287,8 +266,7 @@ def run_result(
     directory : Path
         The run's folder with its journal.
     settings : mapping
-        The settings, with ``seed``, ``result-protocol``, ``evaluate-last`` and
-        ``evaluate-on``.
+        The settings, with ``result-protocol``, ``evaluate-last`` and ``evaluate-on``.
     rows : sequence of dict
         The rows of the journal, at least one.
     tested : str
@@ -296,6 +274,12 @@ def run_result(
     clients, joined : mapping, optional
         The contents of ``clients.json`` and ``newcomers.json``; by default they are
         read.
+
+    Returns
+    -------
+    summary, clients
+        The entries of ``summary.json``; and each client's result, its mean of the first
+        metric of `QUALITY`.
     """
     clients = read_object(directory / CLIENTS) if clients is None else clients
     joined = read_object(directory / NEWCOMERS) if joined is None else joined
@@ -307,8 +291,7 @@ def run_result(
     summary = summarize(rows, clients, final, means if metric == "accuracy" else None)
     summary |= {"protocol": protocol_text(final, protocol), TESTED_MODEL: tested}
     summary["evaluated-on"] = settings["evaluate-on"]
-    summary |= summarize_newcomers(joined)
-    return RunResult(directory, settings["seed"], summary, means)
+    return summary | summarize_newcomers(joined), means
 
 
 def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

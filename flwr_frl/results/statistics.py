@@ -1,9 +1,7 @@
 """Statistical tests that compare methods on paired results.
 
 Wilcoxon's signed-rank test of two methods on the same clients or seeds, corrected by
-Holm; Friedman's test of several methods on several tasks with Nemenyi's critical
-difference (Demšar, Statistical Comparisons of Classifiers over Multiple Data Sets, JMLR
-2006).
+Holm.
 """
 
 import math
@@ -111,75 +109,3 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
         largest = max(largest, min(1.0, (len(tested) - rank) * p))
         corrected[i] = largest
     return corrected
-
-
-@dataclass(frozen=True)
-class Ranking:
-    """Friedman's test of methods on several tasks, and Nemenyi's comparison of ranks.
-
-    Parameters
-    ----------
-    methods : tuple of str
-        The methods, the best mean rank first.
-    ranks : tuple of float
-        Their mean ranks; rank 1 is the best.
-    tasks : int
-        Number of tasks.
-    statistic, p : float
-        Friedman's χ² and its p-value.
-    critical_difference : float
-        Smallest difference of two mean ranks that is significant.
-    """
-
-    methods: tuple[str, ...]
-    ranks: tuple[float, ...]
-    tasks: int
-    statistic: float
-    p: float
-    critical_difference: float
-
-    def __str__(self) -> str:
-        """Return the ranks and what their differences mean, in one line."""
-        of_methods = zip(self.methods, self.ranks, strict=True)
-        ranks = ", ".join(f"{name} {rank:.2f}" for name, rank in of_methods)
-        return (
-            f"Mean ranks over {self.tasks} tasks: {ranks}. "
-            f"Friedman's test: p = {self.p:.3g}. Differences of at least "
-            f"{self.critical_difference:.2f} are significant (Nemenyi); "
-            f"the largest possible one is {len(self.methods) - 1}."
-        )
-
-
-def rank(
-    methods: Sequence[str], results: Sequence[Sequence[float]], sign: int = 1
-) -> Ranking:
-    """Rank at least three methods on at least two tasks.
-
-    Parameters
-    ----------
-    methods : sequence of str
-        The methods.
-    results : sequence of sequence of float
-        For each task, the result of each method.
-    sign : {1, -1}, default 1
-        −1 if lower results are better.
-    """
-    from scipy.stats import friedmanchisquare, rankdata, studentized_range
-
-    table = np.round(np.asarray(results, float), DECIMALS)
-    tasks, count = table.shape
-    ranks = rankdata(-sign * table, axis=1).mean(0)
-    order = np.argsort(ranks, kind="stable")
-    # The test divides by zero if all methods tie on all tasks.
-    tied = bool((table == table[:, :1]).all())
-    statistic, p = (0.0, 1.0) if tied else friedmanchisquare(*table.T)
-    quantile = studentized_range.ppf(1 - LEVEL, count, np.inf) / math.sqrt(2)
-    return Ranking(
-        methods=tuple(methods[i] for i in order),
-        ranks=tuple(ranks[order].tolist()),
-        tasks=tasks,
-        statistic=float(statistic),
-        p=float(p),
-        critical_difference=float(quantile)
-        * math.sqrt(count * (count + 1) / 6 / tasks),
-    )

@@ -112,12 +112,6 @@ def _stated(summaries: Summaries, name: str) -> str:
     return ", ".join(f"{text} ({', '.join(names)})" for text, names in of.items())
 
 
-def heading(name: str) -> str:
-    """Return the heading of an entry with its unit."""
-    title, form, _ = _look(name)
-    return f"{title} (%)" if "%" in form else title
-
-
 def _look(name: str) -> tuple[str, str, float]:
     return COLUMNS.get(name, (name, "{:.4g}", 1))
 

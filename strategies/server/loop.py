@@ -360,12 +360,9 @@ class Loop:
             if row.refusal:
                 client["reason"] = f"takes no part: {row.refusal}"
             clients.append(client)
-        rounds = self.settings.num_server_rounds
-        left = seconds_left(self.report.rows, rounds) if state == "running" else None
-        status = {"state": state, "rounds": rounds, "left": left}
         # Simulated clients have no connections, which the page would show.
-        status |= {"devices": self.keep_clients is None, "settings": self.report.config}
-        status[TESTED_MODEL] = self.report.tested
+        status = {"state": state, "devices": self.keep_clients is None}
+        status |= {"settings": self.report.config, TESTED_MODEL: self.report.tested}
         with log_os_errors(STATUS):
             data = strict_json({**status, "clients": clients}).encode()
             write_atomically(self.report.directory / STATUS, data, durable=False)

@@ -34,6 +34,8 @@ def write_runs(output: Path, seed=0, examples=10, rounds=4, **methods) -> Path:
         (folder / "metrics.jsonl").write_text("\n".join(lines))
         sizes = {"num-examples": examples, "num-test-examples": 5}
         write_json(folder / "clients.json", dict.fromkeys(of_clients, sizes))
+        status = {"state": "finished", "settings": {**config, "algorithm": name}}
+        write_json(folder / "status.json", status)
     content = {"algorithms": {key: {} for key in methods}, "config": dict(config)}
     write_json(output / "summary.json", content)
     return output

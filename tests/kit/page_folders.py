@@ -24,6 +24,5 @@ def write(folder, name="fedrep", rows=ROWS, clients=CLIENTS, **status):
     directory.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (directory / "metrics.jsonl").write_text(lines)
-    content = {"state": "running", "rounds": 10, "left": 16.0}
-    content |= {"clients": clients, **status}
+    content = {"state": "running", "clients": clients, **status}
     (directory / "status.json").write_text(json.dumps(content))

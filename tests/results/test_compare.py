@@ -37,7 +37,6 @@ def test_methods_are_tested_against_the_best_one(tmp_path):
     lines = str(comparison).splitlines()
     assert any(re.search(r"fedavg .*-23.75% .*0.016 .*0/0/8", line) for line in lines)
     assert any(re.search(r"fedper .*-1.25% .*1.000 .*0/7/1", line) for line in lines)
-    assert comparison.ranking is None
     # By name or path
     assert len(compare(str(tmp_path)).rows) == 3
     assert len(compare(tmp_path / "nowhere" / "..").rows) == 3
@@ -99,26 +98,10 @@ def test_seeds_are_one_row_and_pairs(tmp_path):
     assert other.on_clients.pairs == 8
 
 
-def test_methods_of_several_tasks_are_ranked(tmp_path):
-    places = [
-        write_runs(
-            tmp_path / f"{i}", examples=i, fedavg=FEDAVG, fedrep=FEDREP, fedper=FEDPER
-        )
-        for i in range(1, 4)
-    ]
-    comparison = compare(*places)
-    assert list(comparison.tasks) == ["digits (1)", "digits (2)", "digits (3)"]
-    assert comparison.ranking.methods == ("fedrep", "fedper", "fedavg")
-    assert comparison.ranking.ranks == (1.0, 2.0, 3.0)
-    # Friedman: 12 * 3 / 12 * (1 + 0 + 1)
-    assert comparison.ranking.statistic == pytest.approx(6.0)
-
-
-def test_folders_with_the_same_clients_are_one_task(tmp_path):
+def test_a_method_of_two_folders_is_two_methods(tmp_path):
     one = write_runs(tmp_path / "slow", fedavg=FEDAVG, fedrep=FEDPER)
     two = write_runs(tmp_path / "fast", fedrep=FEDREP)
     comparison = compare(one, two)
-    assert list(comparison.tasks) == ["digits"]
     names = [row.method for row in comparison.rows]
     assert names == ["fedrep (fast)", "fedrep (slow)", "fedavg"]
     # Folders of the same name have other parents.
@@ -127,21 +110,19 @@ def test_folders_with_the_same_clients_are_one_task(tmp_path):
     assert names == {"fedavg", "fedper", "fedrep (slow)", "fedrep (more/slow)"}
 
 
-def test_other_examples_or_seeds_are_another_task(tmp_path):
+def test_folders_with_other_examples_or_seeds_are_refused(tmp_path):
     one = write_runs(tmp_path / "one", fedavg=FEDAVG)
     more = write_runs(tmp_path / "more", examples=11, fedrep=FEDREP)
     seed = write_runs(tmp_path / "seed", seed=1, fedrep=FEDREP)
     for other in (more, seed):
-        comparison = compare(one, other)
-        assert len(comparison.tasks) == 2
-        assert all(row.reference for row in comparison.rows)
+        assert code_of(compare, one, other) == "compare"
 
 
-def with_settings(output, **settings):
-    """Change settings of finished runs."""
-    content = json.loads((output / "summary.json").read_text())
-    content["config"] |= dashed(settings)
-    write_json(output / "summary.json", content)
+def with_settings(run, **settings):
+    """Change settings of a finished run."""
+    content = json.loads((run / "status.json").read_text())
+    content["settings"] |= dashed(settings)
+    write_json(run / "status.json", content)
 
 
 def test_other_rounds_and_protocols_are_named(tmp_path):
@@ -150,13 +131,13 @@ def test_other_rounds_and_protocols_are_named(tmp_path):
     comparison = compare(one, other)
     assert "rounds: 15 (fedrep), 12 (fedavg)" in comparison.legend
     assert comparison.rows[1].on_clients.losses == 8
-    with_settings(other, evaluate_last=5)
+    with_settings(other / "fedrep", evaluate_last=5)
     comparison = compare(one, other)
     protocols = "mean of last 5 rounds (fedrep), mean of last 10 rounds (fedavg)"
     assert protocols in comparison.legend
     # Results by other protocols are not tested.
     assert comparison.rows[1].on_clients.pairs == 0
-    with_settings(other, evaluate_last=10, evaluate_on="validation")
+    with_settings(other / "fedrep", evaluate_last=10, evaluate_on="validation")
     comparison = compare(one, other)
     assert "validation (fedrep), test (fedavg) examples" in comparison.legend
     assert comparison.rows[1].on_clients.pairs == 0

@@ -1,10 +1,8 @@
-"""Paired tests, Holm's correction and mean ranks, on numbers worked by hand."""
-
-import math
+"""Paired tests and Holm's correction, on numbers worked by hand."""
 
 import pytest
 
-from flwr_frl.results.statistics import holm, paired_test, rank
+from flwr_frl.results.statistics import holm, paired_test
 
 
 def test_signed_rank_test_of_eight_pairs():
@@ -46,35 +44,3 @@ def test_holm_multiplies_the_smallest_first():
     assert holm([None, 0.6, 0.02, None]) == [None, 0.6, 0.04, None]
     assert holm([0.7, 0.9]) == [1.0, 1.0]
     assert holm([]) == []
-
-
-# Results of methods a to d on eight tasks
-TASKS = [
-    *([0.126, 0.368, 1.64, 1.605], [-0.536, 0.862, 2.304, 2.447]),
-    *([-0.704, -0.765, 0.377, 1.541], [-2.325, 0.281, -0.246, 0.768]),
-    *([-0.544, 0.184, 1.412, 2.543], [-0.129, 1.866, 0.335, 1.851]),
-    *([0.903, 0.594, 0.257, 0.578], [-0.457, 0.72, -0.009, 1.24]),
-]
-
-
-def test_ranks_of_four_methods_on_eight_tasks():
-    ranking = rank("abcd", TASKS)
-    # Ranks by hand, e.g. of the first task: 1.64, 1.605, 0.368, 0.126 are c, d, b, a.
-    assert ranking.methods == ("d", "b", "c", "a")
-    assert ranking.ranks == pytest.approx([1.5, 2.5, 2.5, 3.5])
-    # 12 n / (k (k + 1)) * sum of (rank - 2.5)^2 = 12 * 8 / 20 * 2
-    assert ranking.statistic == pytest.approx(9.6)
-    # χ² with three degrees of freedom
-    tail = math.erfc(math.sqrt(4.8)) + math.sqrt(19.2 / math.pi) * math.exp(-4.8)
-    assert ranking.p == pytest.approx(tail)
-    # Demšar's table 5: q = 2.569 for four methods
-    assert ranking.critical_difference == pytest.approx(2.569 * (20 / 48) ** 0.5, 1e-4)
-    # autorank 1.3 on the same rows
-    assert ranking.critical_difference == pytest.approx(1.658292, rel=1e-5)
-    # Where less is better
-    assert rank("abcd", TASKS, sign=-1).methods == ("a", "b", "c", "d")
-
-
-def test_methods_that_always_tie_do_not_differ():
-    ranking = rank("abc", [[1.0, 1.0, 1.0]] * 4)
-    assert (ranking.ranks, ranking.p) == ((2.0, 2.0, 2.0), 1.0)

@@ -1,0 +1,161 @@
+"""Read the runs of a results folder, for comparisons and for the page."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from logging import WARNING
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from flwr.common import log
+
+from flwr_frl.common.messages import TESTED_MODEL
+from flwr_frl.common.settings import Settings, defaults, facts, require
+from flwr_frl.results.results import (
+    CLIENTS,
+    METRICS,
+    NEWCOMERS,
+    STATUS,
+    SUMMARY,
+    Row,
+    folder_of,
+    read_object,
+    read_rows,
+    run_result,
+)
+
+# Files of a run that are read
+READ = (METRICS, STATUS, CLIENTS, NEWCOMERS)
+# The runs of each method, one for each seed
+Methods = dict[str, list["StoredRun"]]
+
+
+class StoredRun(NamedTuple):
+    """A run of one algorithm with one seed.
+
+    Parameters
+    ----------
+    directory : Path
+        The folder with its files.
+    settings : mapping
+        All settings.
+    changed : mapping
+        The settings that affect results and are not defaults, without the seed.
+    status : mapping
+        The content of ``status.json``.
+    written : int
+        When its files were last written, in nanoseconds.
+    rows : list of dict
+        The rows of the journal, without clients' metrics.
+    summary : mapping
+        The result so far, with the entries of ``summary.json``; empty before the first
+        round.
+    clients : mapping
+        Each client's result, as in `run_result`.
+    """
+
+    directory: Path
+    settings: Settings
+    changed: Settings
+    status: Mapping[str, Any]
+    written: int
+    rows: list[Row]
+    summary: Mapping[str, Any]
+    clients: Mapping[str, float]
+
+    @property
+    def finished(self) -> bool:
+        """True unless the run is going on or was stopped."""
+        return bool(self.status.get("state", "finished") == "finished")
+
+
+def read_run(directory: Path, protocol: str = "") -> StoredRun:
+    """Read a run. It is read again only after one of its files has changed.
+
+    A ``protocol`` takes precedence over the setting ``result-protocol`` of the run.
+    """
+    places = (directory / name for name in READ)
+    stats = [place.stat() for place in places if place.is_file()]
+    files = tuple((each.st_mtime_ns, each.st_size) for each in stats)
+    return _read(directory, protocol, files)
+
+
+@lru_cache(maxsize=1024)
+def _read(
+    directory: Path, protocol: str, files: tuple[tuple[int, int], ...]
+) -> StoredRun:
+    rows, status = read_rows(directory / METRICS), read_object(directory / STATUS)
+    settings = {**defaults(), **status.get("settings", {})}
+    # A value of another type is an error here, where the page leaves the run out.
+    settings["seed"] = int(settings["seed"])
+    summary, clients = dict[str, Any](), dict[str, float]()
+    if rows:
+        chosen = {"result-protocol": protocol or settings["result-protocol"]}
+        tested = str(status.get(TESTED_MODEL, ""))
+        summary, clients = run_result(directory, settings | chosen, rows, tested)
+    hidden = facts("always") | {"algorithm", "seed"}
+    changed = {
+        # The page may be sent to others, who need not know the path.
+        name: Path(str(value)).name if name == "data-dir" else value
+        for name, value in settings.items()
+        if value != defaults().get(name) and name not in hidden
+    }
+    written = max((time for time, _ in files), default=0)
+    about = settings, changed, status, written
+    return StoredRun(directory, *about, rows, summary, clients)
+
+
+def compared_runs(folder: Path, protocol: str) -> Methods:
+    """Return the finished runs that the ``summary.json`` of a folder compares.
+
+    Raises `SettingsError` if there are none.
+    """
+    content = read_object(folder / SUMMARY)
+    names, seeds = content.get("algorithms"), content.get("seeds", ())
+    places = [folder / folder_of(seed) for seed in seeds] or [folder]
+    methods = Methods()
+    for name in names if isinstance(names, dict) else ():
+        runs = [read_run(place / name, protocol) for place in places]
+        # A later run of the algorithm may have ended before its first round.
+        if all(run.rows for run in runs):
+            methods[name] = runs
+    allowed = "a folder of results with a summary.json and finished runs"
+    require(bool(methods), "compare", str(folder), allowed)
+    return methods
+
+
+def runs_below(folder: Path, protocol: str) -> Methods:
+    """Return all runs in a folder, also unfinished ones; deeper folders come last.
+
+    The folder may be half-written or about to be deleted. A damaged run is left out.
+    """
+    groups = dict[tuple[str, str], list[StoredRun]]()
+    for place, folders, files in os.walk(folder):
+        # Clients' states are many.
+        folders[:] = sorted(name for name in folders if name != "clients")
+        if METRICS not in files and STATUS not in files:
+            continue
+        try:
+            run = read_run(Path(place), protocol)
+        except Exception as error:
+            log(WARNING, "the page does not show %s: %r", place, error)
+            continue
+        path = Path(place).relative_to(folder).as_posix()
+        name = re.sub(r"(^|/)seed-[^/]+/", r"\1", path)
+        name = name if name != "." else folder.absolute().name
+        # Runs with other settings are not seeds of the same method.
+        groups.setdefault((name, repr(run.changed)), []).append(run)
+    methods, numbers = Methods(), Counter[str]()
+    for name, changed in sorted(groups, key=lambda key: (key[0].count("/"), key)):
+        numbers[name] += 1
+        number = f" ({numbers[name]})" if numbers[name] > 1 else ""
+        methods[name + number] = groups[name, changed]
+    return methods
+
+
+def counted(runs: Sequence[StoredRun]) -> Sequence[StoredRun]:
+    """Return the runs that count: those that have finished, or that have begun."""
+    finished = [run for run in runs if run.finished]
+    return finished or [run for run in runs if run.rows] or runs
