@@ -86,9 +86,8 @@ def _uploads(strategy: Strategy, settings: Settings) -> UploadSettings | None:
     averages = averages and kind.per_client is Strategy.per_client
     allowed = f"none for {kind.__name__}, {why_no_mean(traits)}"
     require(averages, name, uploads.operator, allowed)
-    for other, only in ("transport", "float32"), ("secure-aggregation", False):
-        value = settings.get(other, only)
-        require(value == only, other, value, f"{only} with {name}")
+    secure = settings.get("secure-aggregation", False)
+    require(not secure, "secure-aggregation", secure, f"False with {name}")
     # Checks `compressor-k`.
     from_settings(uploads, ())
     return uploads

@@ -42,7 +42,6 @@ from flwr_frl.strategies.server.privacy import ClientPrivacy, check_no_counters
 from flwr_frl.strategies.server.replies import (
     REPLY_ALLOWANCE,
     RunningMean,
-    as_float16,
     is_finite,
     metric_record,
     rounded_to,
@@ -396,13 +395,10 @@ class Strategy(Algorithm, uses_mean="only"):
             log(INFO, "not asked, as answers are still to come: %s", names)
         round.asked = dict.fromkeys(nodes, round.number)
         if round.kind == MessageType.TRAIN:
-            round.like = {keys.ARRAYS: round.sent}
+            round.like = {keys.ARRAYS: round.record}
             self.begin(round)
             if round.expected is not None:
-                like = to_record(round.expected)
-                # Arrays that are also sent return in the precision of ``transport``.
-                both = {name: round.sent.get(name, like[name]) for name in like}
-                round.like = {keys.ARRAYS: ArrayRecord(both)}
+                round.like = {keys.ARRAYS: to_record(round.expected)}
             arrays = entries_of(round.like[keys.ARRAYS])
             dtypes = {array.dtype for array in arrays.values()}
             if dtypes <= {"float32"} and not self._run.uploads:
@@ -412,7 +408,7 @@ class Strategy(Algorithm, uses_mean="only"):
 
     def _messages(self, round: Round, nodes: Sequence[int]) -> list[Message]:
         """Return messages of a round to nodes, and count their bytes."""
-        messages, sent = list[Message](), round.sent
+        messages, sent = list[Message](), round.record
         template = Message(RecordDict(), 0, round.kind, group_id=str(round.number))
         shared, common = {keys.ARRAYS: sent}, dict(round.config)
         size_of_shared = size_of({**shared, keys.CONFIG: common})
@@ -421,10 +417,7 @@ class Strategy(Algorithm, uses_mean="only"):
             name, records = self._run.clients.name_of(node), shared
             own = self.for_evaluation(name) if evaluates else self.per_client(name)
             if same := {n: own[n] for n in own if n in sent}:
-                replaced = to_record(same)
-                if self.settings.transport == "float16":
-                    replaced = as_float16(replaced)
-                records = {keys.ARRAYS: ArrayRecord({**sent, **replaced})}
+                records = {keys.ARRAYS: ArrayRecord({**sent, **to_record(same)})}
                 round.bytes_down += size_of(records) - size_of(shared)
             if more := {n: own[n] for n in own if n not in sent}:
                 records = {**records, keys.HEAD: to_record(more)}

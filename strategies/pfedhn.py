@@ -15,7 +15,7 @@ from flwr_frl.common.messages import ARRAYS
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Arrays, Reply, Round, Strategy, stored
 from flwr_frl.strategies.grids.inbox import GridDecorator
-from flwr_frl.strategies.server.replies import as_float16, is_finite, to_record
+from flwr_frl.strategies.server.replies import is_finite, to_record
 
 Floats = npt.NDArray[np.floating[Any]]
 Network = dict[str, Floats]
@@ -190,8 +190,6 @@ class OneByOne(GridDecorator):
         for i in np.random.default_rng(key).permutation(len(messages)):
             name = clients.name_of(messages[i].metadata.dst_node_id)
             model = to_record(strategy._model(strategy._embedding(name)))
-            if strategy.settings.transport == "float16":
-                model = as_float16(model)
             messages[i].content[ARRAYS] = model
             came = list(self.grid.send_and_receive([messages[i]], timeout=timeout))
             replies += came

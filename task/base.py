@@ -1,9 +1,5 @@
-"""Base classes of tasks, and fingerprints of their examples.
+"""Base classes of tasks."""
 
-Fingerprints show that two processes have the same examples.
-"""
-
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from copy import deepcopy
@@ -15,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.common.settings import ResourceError, SettingsError, require
+from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.task.checks import check_head, check_model, check_part
 from flwr_frl.task.devices import CPU, seeded
 from flwr_frl.task.examples import ExampleSet, Loss
@@ -23,10 +19,6 @@ from flwr_frl.task.metrics import Metric, check_metrics
 from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.models.weights import load_weights
-
-# Largest number of rows of a set that are read, and of values per row that count, so
-# that a fingerprint takes about a millisecond of any mapped data.
-ROWS, VALUES = 16, 256
 
 
 class BaseTask(ABC):
@@ -124,10 +116,6 @@ class BaseTask(ABC):
     @cached_property
     def accepted_forms(self) -> dict[Hashable, int]:
         """Forms of tried examples, each with its number of classes, 0 for numbers."""
-        return {}
-
-    @cached_property
-    def _fingerprints(self) -> dict[int, str]:
         return {}
 
     def check_model(self, examples: ExampleSet) -> None:  # noqa: B027
@@ -258,61 +246,3 @@ class ExampleTask(BaseTask):
 
 # The type of all tasks.
 Task = BaseTask
-
-
-def fingerprint(task: Task, client: int) -> str:
-    """Return a digest of a client's examples, computed once per task object.
-
-    It covers the number of training and test examples, the shapes and dtypes of inputs
-    and targets, and up to 4,096 values of 16 examples at equal distances. Another split
-    changes it; a change of a few other examples may not. They are read under a fixed
-    seed, so that random augmentations on access do not count.
-
-    Parameters
-    ----------
-    task : Task
-        The task.
-    client : int
-        Index of the client, from 0.
-    """
-    if client not in task._fingerprints:
-        with seeded(client):
-            sets = task.train_examples(client), task.test_examples(client)
-            task._fingerprints[client] = _digest(sets)
-    return task._fingerprints[client]
-
-
-def _digest(sets: tuple[ExampleSet, ...]) -> str:
-    digest = hashlib.sha256()
-    for examples in sets:
-        rows = torch.arange(0, len(examples), -(-len(examples) // ROWS) or 1)
-        some = examples.subset(rows).moved(CPU)
-        for values in (some.inputs, some.targets):
-            shape = f"{len(examples)} {values.dtype} {tuple(values.shape[1:])}"
-            taken = values.detach().flatten()
-            # Copied, as bytes can only be read from contiguous memory.
-            taken = taken[:: -(-len(taken) // (ROWS * VALUES)) or 1].clone()
-            digest.update(shape.encode())
-            digest.update(taken.view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()[:16]
-
-
-def check_examples(task: Task, client: int, expected: object) -> None:
-    """Raise `ResourceError` if a simulated client's fingerprint is not the expected.
-
-    Parameters
-    ----------
-    task : Task
-        The task, as built in this process.
-    client : int
-        Index of the client, from 0.
-    expected : object
-        Fingerprint at the start of the run; None if it is unknown.
-    """
-    if expected is not None and (found := fingerprint(task, client)) != expected:
-        raise ResourceError(
-            f"examples of client {client} have the fingerprint {found}; expected "
-            f"{expected!r}, as at the start of the run: the data have changed since, "
-            "or a process has built another task (a random split needs a seed)",
-            "other-examples",
-        )

@@ -156,11 +156,9 @@ def fewer(task: Task, client: int, share: float, seed: int) -> Task:
 def changed(task: Task, attributes: Mapping[str, Any]) -> Task:
     """Return a copy of a task with some attributes replaced, which is not tried yet."""
     twin = copy.copy(task)
-    stale = ["accepted_forms", "_fingerprints"]
+    vars(twin).pop("accepted_forms", None)
     if not attributes.keys().isdisjoint(("initial_model", "seed")):
-        stale.append("_initial")
-    for name in stale:
-        vars(twin).pop(name, None)
+        vars(twin).pop("_initial", None)
     for name, value in attributes.items():
         # Also in a frozen dataclass; a property of a user's class raises an error.
         object.__setattr__(twin, name, value)

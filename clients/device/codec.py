@@ -169,12 +169,11 @@ def _kind_of(dtype: torch.dtype) -> str:
 def pack(message: Message, client: Client, reply: FitResult) -> Message:
     """Return the reply of `Client.fit` and the client's attachments as a message.
 
-    Each array is in the record in which it was received, and float16 if it was received
-    as such (``transport``); other arrays are in ``arrays``. The attachment of a
-    compressed upload replaces the arrays whose changes it has. The metrics contain the
-    round if the config has it, and the number of examples. Raises
-    `SettingsError` if a third-party client returns anything else, or has changed what
-    it must not change.
+    Each array is in the record in which it was received; other arrays are in
+    ``arrays``. The attachment of a compressed upload replaces the arrays whose changes
+    it has. The metrics contain the round if the config has it, and the number of
+    examples. Raises `SettingsError` if a third-party client returns anything else, or
+    has changed what it must not change.
     """
     names = array_names(client, client.sent)
     try:
@@ -209,11 +208,7 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     for key, record in message.content.items():
         if not isinstance(record, ArrayRecord):
             continue
-        packed = {
-            name: as_received(arrays.pop(name), like.dtype)
-            for name, like in record.items()
-            if name in arrays
-        }
+        packed = {name: arrays.pop(name) for name in record if name in arrays}
         if packed or not record or key == keys.ARRAYS:
             fill(records, {key: memory_record(packed)})
     if arrays:
@@ -240,24 +235,13 @@ def can_be_row(content: Mapping[str, Any], client: Client, sent: list[str]) -> b
     """Return whether a reply has nothing but these arrays, metrics and a message."""
     received = [r for r in content.values() if isinstance(r, ArrayRecord)]
     arrays = entries_of(content.get(keys.ARRAYS, {}))
-    dtypes = {array.dtype for array in arrays.values()}
     return (
         len(received) == (keys.ARRAYS in content)
-        and "float16" not in dtypes
         # A reply has the order of the received arrays.
         and [n for n in sent if n in arrays] == [n for n in arrays if n in {*sent}]
         and not (client._upload or client._state.unused)
         and client._attachments.keys() <= {keys.MESSAGE}
     )
-
-
-def as_received(array: NDArray, dtype: str) -> NDArray:
-    """Return an array to send in the precision in which it was received."""
-    if dtype == "float16" and array.dtype == np.float32:
-        # Overflow gives infinity, which the server rejects.
-        with np.errstate(over="ignore"):
-            return array.astype(np.float16)
-    return array
 
 
 def pack_evaluation(

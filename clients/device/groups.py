@@ -173,16 +173,12 @@ class Received:
     def tensors(
         self, names: list[str], arrays: NDArrays, device: torch.device
     ) -> Tensors:
-        """Return arrays as tensors, which are made once if clients share them.
-
-        Half-precision numbers become float32: they concern only the messages.
-        """
+        """Return arrays as tensors, which are made once if clients share them."""
         is_shared = bool(arrays) and same_objects(arrays, self.values)
         if is_shared and device in self.made:
             return dict(self.made[device])
         made = (torch.from_numpy(array).to(device) for array in arrays)
-        each, half = zip(names, made, strict=True), torch.float16
-        tensors = {n: t.float() if t.dtype == half else t for n, t in each}
+        tensors = dict(zip(names, made, strict=True))
         if is_shared:
             self.made[device] = dict(tensors)
         return tensors

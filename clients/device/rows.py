@@ -53,13 +53,8 @@ from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import ReplyRows, Request, RowArrays, RowReply, finite_rows
 from flwr_frl.common.compression import NONE
 from flwr_frl.common.run_cache import run_object
-from flwr_frl.common.settings import (
-    ResourceError,
-    TrainingDivergedError,
-    load,
-    reason_of,
-)
-from flwr_frl.task.base import Task, check_examples
+from flwr_frl.common.settings import TrainingDivergedError, load, reason_of
+from flwr_frl.task.base import Task
 from flwr_frl.task.devices import CPU, RngContext
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models import Part
@@ -74,10 +69,6 @@ from flwr_frl.task.training.local_training import (
 from flwr_frl.task.training.sgd import freeze, gradient_weight, trainable_examples
 from flwr_frl.task.training.stacked import tensors_of
 
-# Entries of a message's config that differ between clients.
-OF_A_CLIENT = (
-    *(keys.ACKNOWLEDGED_ROUND, keys.CHECKPOINT_ROUND, keys.EXAMPLES, keys.IN_MEAN),
-)
 # Methods that a class must inherit to train, or to test, as rows. Groups of parameters
 # may be constants, but not depend on the client.
 STEPS = "fit", "train", "_receive", "_reply", "_takes"
@@ -127,8 +118,6 @@ def fit_rows(
         chunk = dict(alike[:most] if rows.in_chunks else alike)
         try:
             answers = rows([*chunk.values()], only_if_faster).fit()
-        except ResourceError:
-            raise
         # One by one, each client reports its own error.
         except TrainingDivergedError:
             break
@@ -233,7 +222,7 @@ def _alike(asked: Sequence[Asked], inherited: Sequence[str]) -> dict[int, Asked]
 
 def _common(config: Config) -> Config:
     """Return the entries of a config that are the same for all clients of a round."""
-    return {name: v for name, v in config.items() if name not in OF_A_CLIENT}
+    return {name: v for name, v in config.items() if name not in keys.OF_A_CLIENT}
 
 
 def _batches(task: Task, indices: Mapping[int, int]) -> Iterator[list[int]]:
@@ -342,11 +331,9 @@ class Rows:
             self._streams.append(
                 RngContext(torch_seed(each.setup.name, run, server_round))
             )
-            of_client = each.request.config
-            check_examples(client.task, index, of_client.get(keys.EXAMPLES))
             self._examples.append(train_examples(client.task, index))
             if client.personal:
-                state = personal_state(each.context, each.setup, of_client)
+                state = personal_state(each.context, each.setup, each.request.config)
                 self._states.append(state)
         self.saved: Tensors = {}
         loaded = [state.load(client._shapes) or {} for state in self._states]

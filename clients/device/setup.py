@@ -36,7 +36,7 @@ from flwr_frl.common.settings import (
     version,
 )
 from flwr_frl.task import devices
-from flwr_frl.task.base import Task, check_examples, fingerprint
+from flwr_frl.task.base import Task
 from flwr_frl.task.held_out import EvaluationSettings
 from flwr_frl.task.tasks import TaskKey, built_task
 from flwr_frl.task.tasks.image import ImageTask
@@ -218,13 +218,11 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     setup : Setup
         Its settings.
     config : mapping
-        Config of the message, with ``run``, ``acknowledged-round``,
-        ``checkpoint-round`` and ``examples-fingerprint`` if the server tracks them.
+        Config of the message, with ``run``, ``acknowledged-round`` and
+        ``checkpoint-round`` if the server tracks them.
 
     Raises
     ------
-    ResourceError
-        If a simulated client's examples are not those of the start of the run.
     SettingsError
         If the algorithm cannot use the task.
     """
@@ -233,9 +231,6 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     devices.seed(seed)
     index = setup.partition
     task = built_task(setup.task, setup.num_clients, setup.columns)
-    # Only for simulated clients, as a device's data may grow.
-    if "partition-id" in context.node_config:
-        check_examples(task, index, config.get(keys.EXAMPLES))
     state = personal_state(context, setup, config)
     try:
         client = setup.kind(task, index, state, setup.algorithm)
@@ -351,10 +346,10 @@ def incompatible_with_noise(client: Client) -> Config:
 def simulated_properties(task: Task, setup: Setup) -> dict[str, Any]:
     """Return properties that a simulated client reports and a device does not.
 
-    They are the fingerprint of its examples, its number of training examples of each
-    class, if there are classes, and whether it joins after training.
+    They are its number of training examples of each class, if there are classes, and
+    whether it joins after training.
     """
-    properties: dict[str, Any] = {keys.EXAMPLES: fingerprint(task, setup.partition)}
+    properties: dict[str, Any] = {}
     if task.classes:
         targets = task.train_examples(setup.partition).targets.numpy()
         held, counts = np.unique(targets[targets >= 0], return_counts=True)

@@ -77,6 +77,10 @@ COINS = "coins"
 ENERGY = "energy"
 # Means of client states: whether the mean includes this client.
 IN_MEAN = "in-mean"
+# The name under which the node is registered.
+REGISTERED_NAME = "registered-name"
+# Entries that differ between the clients of a round.
+OF_A_CLIENT = ACKNOWLEDGED_ROUND, CHECKPOINT_ROUND, REGISTERED_NAME, IN_MEAN
 # Newcomers: the fraction of a client's examples on which personal parameters are
 # fitted, and the number of these examples.
 SHARE = "share"
@@ -103,13 +107,8 @@ INCOMPATIBLE_WITH_NOISE = "incompatible-with-noise"
 REFUSAL = "refusal"
 # Why the client does not use its latest saved state.
 UNUSED_STATE = "unused-state"
-# Simulated clients: the fingerprint of the client's examples, also in the config of a
-# message, where it is that of the start of the run.
-EXAMPLES = "examples-fingerprint"
 # Simulated clients: the name of the client's folder.
 OWN_NAME = "own-name"
-# Key in the config of a message: the name under which the node is registered.
-REGISTERED_NAME = "registered-name"
 # Simulated clients: the classes of a client's training examples, the number of
 # examples per class, and whether the client joins after training.
 HELD_CLASSES = "held-classes"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from flwr.app import Context, RecordDict
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 
 from flwr_frl.clients.algorithms import client_class, complete
 from flwr_frl.clients.base import Client, deployed_groups, digest
@@ -56,7 +56,7 @@ from flwr_frl.common.settings import (
 from flwr_frl.predict.file_settings import UNUSED, need, separate
 from flwr_frl.predict.predictor import FilePath, Predictor, check_arrays, check_size
 from flwr_frl.strategies.algorithms import settings_owners, strategy_class
-from flwr_frl.task.base import Task, check_examples
+from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seed, use
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import changed
@@ -121,9 +121,8 @@ class Values(BaseModel):
     run: str
     # Last round of each client that has trained.
     acknowledged: dict[str, int]
-    # Folder names, and fingerprints of the examples, of simulated clients.
+    # Folder names of simulated clients.
     labels: dict[str, str] = {}
-    examples: dict[str, str] = Field({}, alias="examples-fingerprint")
     # Digests of the class names, and of the frozen part of the shared groups.
     classes: str = ""
     model: dict[str, Any] = {}
@@ -316,7 +315,6 @@ class TrainedRun:
         task, index = self.task(client)
         if SIMULATED.fullmatch(client):
             need(self.withheld, ["partition"])
-            check_examples(task, index, self.values.examples.get(client))
         else:
             allowed = "a simulated client, such as 000000, or a device with its "
             allowed += "data-dir: the model is trained before it is used"

@@ -159,8 +159,6 @@ class Clients:
         self.counted = self.checkpointed = 0
         # Statistics of the columns of all devices' tables, if devices report them.
         self.columns: list[float] = []
-        # Fingerprint of each simulated client's examples at its first message.
-        self._examples: dict[str, str] = {}
         # `acknowledged` in the last checkpoint.
         self._saved: dict[str, int] = {}
         # Clients whose delayed reply of a round up to this checkpoint counted after it.
@@ -454,11 +452,9 @@ class Clients:
         """Return the entries about a node's client in the config of its messages.
 
         They are the client's last round that has counted, the round to which a resume
-        would return, the first fingerprint of its examples, and the node's registered
-        name.
+        would return, and the node's registered name.
         """
-        row = self._rows.get(node, ClientInfo(str(node)))
-        name, checkpointed = row.name, self.checkpointed
+        name, checkpointed = self.name_of(node), self.checkpointed
         # Without checkpoints, clients need only the state of the previous round.
         if not self.checkpoints and not checkpointed:
             checkpointed = server_round - 1
@@ -472,9 +468,6 @@ class Clients:
         }
         if node in self.registered:
             config[keys.REGISTERED_NAME] = self.registered[node]
-        examples = row.properties.get(keys.EXAMPLES)
-        if isinstance(examples, str):
-            config[keys.EXAMPLES] = self._examples.setdefault(name, examples)
         return config
 
     def acknowledge(self, rounds: Mapping[str, int], server_round: int) -> None:
@@ -510,7 +503,6 @@ class Clients:
         return {
             "acknowledged": self.acknowledged,
             "run": self.run_token,
-            keys.EXAMPLES: self._examples,
             "keys": self.keys,
             "labels": self._labels,
             "columns": self.columns,
@@ -522,7 +514,6 @@ class Clients:
         """Return to a saved state."""
         self.acknowledged = {n: int(r) for n, r in values["acknowledged"].items()}
         self.run_token = str(values["run"])
-        self._examples = dict(values.get(keys.EXAMPLES, {}))
         self.keys = {name: str(key) for name, key in values.get("keys", {}).items()}
         self.columns = list(values.get("columns", []))
         self._model = dict(values.get("model", {}))

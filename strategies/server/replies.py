@@ -27,7 +27,6 @@ from flwr_frl.common.arrays import (
     is_parameter,
     memory_record,
     num_bytes,
-    values_of,
 )
 from flwr_frl.common.arrays import is_finite as all_finite
 from flwr_frl.common.compression import UploadSettings, from_settings
@@ -272,10 +271,8 @@ def size_of(record: Mapping[str, Any]) -> int:
         return sum(map(len, entries)) + sum(map(num_bytes, entries.values()))
     total = 0
     for name, value in entries.items():
-        # Only simulated messages have a fingerprint; both count the same bytes.
-        if name != keys.EXAMPLES:
-            is_value = isinstance(value, VALUES)
-            total += len(name) + (_length(value) if is_value else size_of(value))
+        is_value = isinstance(value, VALUES)
+        total += len(name) + (_length(value) if is_value else size_of(value))
     return total
 
 
@@ -416,31 +413,6 @@ def is_finite(arrays: Mapping[str, NDArray]) -> bool:
 def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:
     """Return copies of arrays as an ArrayRecord, equal to ``Array(value)`` of each."""
     return memory_record({n: np.array(v, order="C") for n, v in arrays.items()})
-
-
-def as_float16(arrays: ArrayRecord) -> ArrayRecord:
-    """Return float32 arrays as float16, for sending; others unchanged."""
-    limit = np.finfo(np.float16)
-    record = ArrayRecord()
-    for name, array in arrays.items():
-        if array.dtype == "float32":
-            # Values beyond float16's range become its largest number, not infinity.
-            values = np.clip(values_of(array), limit.min, limit.max)
-            array = MemoryArray(np.asarray(values, np.float16))
-        record[name] = array
-    return record
-
-
-def as_float32(arrays: Mapping[str, NDArray], before: ArrayRecord) -> Arrays:
-    """Return float16 arrays as float32, the reverse of `as_float16`.
-
-    Arrays that were float16 before, as those of a half-precision model, stay float16.
-    """
-    short = {name for name, array in before.items() if array.dtype == "float16"}
-    return {
-        n: a.astype(np.float32) if a.dtype == np.float16 and n not in short else a
-        for n, a in arrays.items()
-    }
 
 
 def metric_record(metrics: Mapping[str, Any]) -> MetricRecord:

@@ -29,8 +29,6 @@ from flwr_frl.strategies.server.replies import (
     Arrays,
     InvalidReplyError,
     RunningMean,
-    as_float16,
-    as_float32,
     check_values,
     checked_arrays,
     decompressed,
@@ -184,7 +182,7 @@ class Reply:
         evaluation without test examples.
     decoded : dict of str to mapping
         The expected arrays, by key of the record. They are views of the message's
-        bytes, or float32 copies with ``transport="float16"``.
+        bytes.
     unused : str
         Why the client could not use its saved state; empty if it could.
     """
@@ -429,20 +427,11 @@ class Round:
         """Return the arrays from which replies differ by the clients' changes."""
         sent = self.like[keys.ARRAYS].items()
         arrays = {n: values_of(array) for n, array in sent if n not in self.personal}
-        if self._strategy.settings.transport == "float16":
-            arrays = as_float32(arrays, self.record)
         if self._strategy._traits.replies_are_changes:
             return {name: np.zeros_like(array) for name, array in arrays.items()}
         return arrays
 
     # Messages and replies.
-
-    @cached_property
-    def sent(self) -> ArrayRecord:
-        """The shared arrays as ``transport`` sends them."""
-        if self._strategy.settings.transport == "float16":
-            return as_float16(self.record)
-        return self.record
 
     @property
     def largest_reply(self) -> float:
@@ -475,9 +464,6 @@ class Round:
             self._decode(reply)
         if self.kind != MessageType.TRAIN:
             return reply
-        if strategy.settings.transport == "float16":
-            shared = as_float32(reply.decoded[keys.ARRAYS], self.record)
-            reply.decoded[keys.ARRAYS] = shared
         # Detects repeated content; a Byzantine client can report any round.
         expected = self.asked.get(reply.node, self.number)
         if (reported := reply.metrics.get(keys.SERVER_ROUND, expected)) != expected:

@@ -52,7 +52,6 @@ UNSEEN = "the server sees no client's arrays"
 ONLY = {
     "aggregation": ("mean", UNSEEN),
     "bucket-size": (0, UNSEEN),
-    "transport": ("float32", "secure-bits=16 halves what clients send"),
     "initialization": ("random", UNSEEN),
 }
 

@@ -143,9 +143,6 @@ class StrategySettings(Checked):
         Seed of the sampling, which depends on the seed, the round and the clients'
         names only. In a run it is also the seed of partition, initial model and
         training.
-    transport : {"float32", "float16"}, default "float32"
-        Precision in which averaged float32 arrays are sent, in both directions (with
-        IFCA, FedFomo and APPLE, only to clients). The server itself keeps float32.
 
     Raises
     ------
@@ -173,7 +170,6 @@ class StrategySettings(Checked):
     server_dp_clip: float = setting(0.0, ge=0)
     server_dp_delta: float = setting(0.0, ge=0, lt=1)
     seed: int = setting(0, ge=0)
-    transport: Literal["float32", "float16"] = setting("float32")
 
 
 def why_no_mean(traits: StrategyTraits) -> str:

@@ -15,7 +15,6 @@ from federation import ROOT, kill_9, processes_with, wait_until
 from flwr.app import ConfigRecord, Message, RecordDict
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies.grids.simulation import RayGrid
 
 GUEST = ROOT / "tests" / "guest"
@@ -60,13 +59,6 @@ def test_ray_and_inline_give_the_same_results(algorithm, more):
     expected = run_tiny(algorithm, **more)
     assert result.rows == expected.rows
     assert_same(result, expected)
-
-
-@pytest.mark.e2e
-def test_workers_with_different_examples_end_the_run():
-    with pytest.raises(SettingsError) as raised:
-        run_tiny("fedrep", grid=ray_grid, task="guest.task:unseeded")
-    assert raised.value.code == "other-examples"
 
 
 INTRUDER = """

@@ -73,7 +73,6 @@ srpfl @ srpfl-base='srpfl' => ~srpfl-base is 'srpfl'
 fed-mtl @ weighting='examples' => weighting
 fedrod --task linear => ~'fedrod' and task 'linear': it needs classes
 fedrep @ secure-aggregation=true aggregation='median' => aggregation
-fedrep @ secure-aggregation=true transport='float16' => transport
 fedrep @ secure-aggregation=true bucket-size=2 => bucket-size
 flute @ secure-aggregation=true => secure-aggregation
 fedproto @ secure-aggregation=true => secure-aggregation

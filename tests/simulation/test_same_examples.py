@@ -5,18 +5,14 @@ Each command and each call of `load_run` builds its task anew, as another proces
 
 import numpy as np
 import pytest
-import torch
-from command_line import assert_same_rows, json_of, one_error, rows_of, run
-from refusals import code_of
+from command_line import assert_same_rows, json_of, rows_of, run
 
-from flwr_frl.clients.device import setup
 from flwr_frl.common.run_cache import begin_run
 from flwr_frl.predict import load_run
 from flwr_frl.task.tasks import build_task
 
 TASK = """
 import random
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -38,14 +34,7 @@ def by_numpy():
 
 def by_torch():
     return split(torch.randperm(40))
-
-def by_entropy():
-    return split(np.random.default_rng().permutation(40))
-
-def growing():
-    return split(range(int(Path(__file__).with_name("rows").read_text())))
 """
-FINGERPRINT = "examples of client 0 have the fingerprint "
 FLAGS = ("--clients", "3", "--fraction", "1")
 
 
@@ -74,32 +63,3 @@ def test_a_random_split_is_drawn_from_the_seed_in_every_process(
     assert run(tmp_path / "other", "fedrep", *flags, "--rounds", "1", seed=1) == 0
     other = rows_of(tmp_path / "other", "fedrep")
     assert other[0]["loss"] != rows[0]["loss"]
-
-
-@pytest.mark.parametrize("validation", [0.0, 0.2])
-def test_a_run_is_not_continued_with_other_examples(
-    validation, tmp_path, write_module, capsys
-):
-    path = f"{write_module('splits', TASK)}:by_entropy"
-    more: dict[str, object] = {"validation_fraction": validation}
-    names, flags = ("fedrep", "fedavg-ft"), (*FLAGS, "--task", path)
-    assert run(tmp_path, *names, *flags, "--rounds", "1", **more) == 0
-    capsys.readouterr()
-    more["resume"] = str(tmp_path)
-    assert run(tmp_path, *names, *flags, "--rounds", "2", **more) == 2
-    assert FINGERPRINT in one_error(capsys.readouterr().err)
-    # The model needs no examples.
-    predictor = load_run(tmp_path / "fedrep", "000001", task=path)
-    assert predictor(torch.zeros(2, 1)).outputs.shape == (2, 1)
-    # Fine-tuning does.
-    call = (load_run, tmp_path / "fedavg-ft", "000001")
-    assert code_of(*call, task=path) == "other-examples"
-
-
-def test_another_process_with_other_examples_ends_the_run(
-    tmp_path, write_module, monkeypatch, capsys
-):
-    path = f"{write_module('splits', TASK)}:by_numpy"
-    monkeypatch.setattr(setup, "fingerprint", lambda task, client: f"{client}")
-    assert run(tmp_path, "fedavg", *FLAGS, "--task", path, "--rounds", "1") == 2
-    assert FINGERPRINT in one_error(capsys.readouterr().err)

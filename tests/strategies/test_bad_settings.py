@@ -39,7 +39,6 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "torch-threads": (0,),
         "round-timeout": (0.0, math.nan),
         "cohort": ("0", "-1", "many", "1.5"),
-        "transport": ("float8",),
         "upload-compressor": ("gzip",),
         "server-optimizer": ("lamb",),
         "server-optimizer-rate": (-1.0,),
@@ -170,7 +169,6 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "num-sources": (0, 20),
         "rank-tolerance": (0.0, 1.5),
         "phase-two-epochs": (-1,),
-        "transport": ("float16",),
     },
     "multi-task": {
         "constrained-part": ("tail",),
@@ -237,7 +235,6 @@ CASES = [
     *((name, {"aggregation": "clip"}, "aggregation") for name in ("local", "dpsgd")),
     *((name, COMPRESSED, "upload-compressor") for name in DOES_MORE),
     ("fedrep", {"task": "linear", **COMPRESSED}, "upload-compressor"),
-    ("fedavg", {"transport": "float16", **COMPRESSED}, "transport"),
     ("fedavg", {"secure-aggregation": True, **COMPRESSED}, "secure-aggregation"),
     ("fedavg", {**COMPRESSED, "compressor-k": 1.5}, "compressor-k"),
     ("fml", {"shared-model": "mlp", **UNBIASED}, "shared-model"),

@@ -292,11 +292,12 @@ def test_update_runs_once_for_all_clients_if_it_means_the_same(
     assert max(counts) == answered
 
 
-@pytest.mark.parametrize("transport", ["float32", "float16"])
-def test_a_lost_state_is_reported_by_its_client_only(transport):
-    """Half precision is answered with a message of its own for each row."""
+@pytest.mark.parametrize("as_rows", [True, False])
+def test_a_lost_state_is_reported_by_its_client_only(as_rows, monkeypatch):
+    if not as_rows:
+        monkeypatch.setattr(rows, "can_be_row", lambda *_: False)
     settings = {"algorithm": "fedper", "num-clients": 10, "fraction-train": 1.0}
-    of_run = Rounds(resolve(settings | {"cohort": 10, "transport": transport}))
+    of_run = Rounds(resolve(settings | {"cohort": 10}))
     of_run.run(2)
     of_run.grid.contexts.data[1] = None
     of_run.run(1)

@@ -239,15 +239,3 @@ def test_srpfl_wraps_every_algorithm_that_samples(algorithm: str) -> None:
     result = run_tiny("srpfl", **more)
     assert [row["clients"] for row in result.rows] == [1, 2, 4]
     assert [row["rejected"] for row in result.rows] == [0] * ROUNDS
-
-
-def test_half_precision_in_messages_changes_little(
-    algorithm: str, undisturbed: Outcome
-) -> None:
-    kind = settings_owners(settings_of(algorithm))[0]
-    if issubclass(kind, Wrapping) or kind._traits.uses_mean == "never":
-        # Wrappers send another algorithm's messages; other messages are no averages.
-        return
-    result = run_tiny(algorithm, transport="float16")
-    assert [row["rejected"] for row in result.rows] == [0] * ROUNDS
-    assert_near(result, undisturbed, 1e-2)

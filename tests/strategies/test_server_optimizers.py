@@ -162,10 +162,3 @@ def test_second_call_of_mean_makes_no_second_step():
         for kind in (FedAvg, Twice)
     )
     assert once == twice
-
-
-def test_steps_below_the_precision_of_messages_accumulate():
-    strategy = optimized("momentum", server_optimizer_rate=1e-5, transport="float16")
-    *_, (_, new) = rounds_of(strategy, range(1, 5), {"w": np.ones(3, np.float32)})
-    assert (new["w"] != 1).all()
-    assert (new["w"].astype(np.float16) == 1).all()

@@ -20,11 +20,6 @@ SECURE, WORDS, SHORT = "secure", "secure-words", "train.secure"
 KEYS, SHARES, MASKED, UNMASK = "keys", "shares", "masked", "unmask"
 # Digits of a node, so that records of all nodes have the same size.
 DIGITS = 20
-# Entries of a message's config that differ between clients.
-OF_A_CLIENT = (
-    *(keys.ACKNOWLEDGED_ROUND, keys.CHECKPOINT_ROUND, keys.EXAMPLES),
-    *(keys.REGISTERED_NAME, keys.IN_MEAN),
-)
 
 
 def record_of(step: str, session: bytes, texts: Texts) -> ConfigRecord:
@@ -56,5 +51,5 @@ def arrays_in(content: Any) -> Arrays:
 def digest(content: Any) -> str:
     """Return what identifies the arrays and the config that all clients receive."""
     config = entries_of(entries_of(content)[keys.CONFIG])
-    common = {name: v for name, v in config.items() if name not in OF_A_CLIENT}
+    common = {name: v for name, v in config.items() if name not in keys.OF_A_CLIENT}
     return sealed.digest(arrays_in(content), common)

@@ -74,8 +74,3 @@ def as_examples(table: np.ndarray) -> tuple[ExampleSet, ExampleSet]:
     y = torch.from_numpy(table[:, -1:]).float()
     test = torch.arange(len(x)) % 4 == 3
     return ExampleSet(x[~test], y[~test]), ExampleSet(x[test], y[test])
-
-
-def unseeded(num_clients: int) -> ExampleTask:
-    """Return other readings in every process."""
-    return sensors(num_clients, seed=int(np.random.default_rng().integers(2**31)))

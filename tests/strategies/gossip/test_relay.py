@@ -7,7 +7,6 @@ from gossip_network import GOSSIP, D, N, Network, away, name_of, relayed
 from flwr_frl.common.compression import PerTensor, Sign, TopK
 
 CONFIG = {
-    "examples-fingerprint",
     "server-round",
     "acknowledged-round",
     "checkpoint-round",
@@ -75,7 +74,7 @@ def test_nodes_send_only_messages_numbers_and_names(algorithm):
             texts = {
                 k: v for k, v in content["properties"].items() if isinstance(v, str)
             }
-            digests = {"structure", "classes-digest", "examples-fingerprint"}
+            digests = {"structure", "classes-digest"}
             assert set(texts) == {"client", "tested-model", *digests}
             assert sum(map(len, texts.values())) < 96
             continue
