@@ -18,14 +18,14 @@ from benchmarks.common import markdown, provenance, write
 from flwr_frl import compare
 from flwr_frl.results.methods import Comparison
 from flwr_frl.results.results import read_json, write_json
-from flwr_frl.results.tables import DETAILS
+from flwr_frl.results.tables import cells
 
 NAME = "nine_methods"
 ROOT = Path(__file__).resolve().parents[1]
 # File that a finished command leaves in its folder
 DONE = "done.json"
 # Columns that the page leaves out; times were measured on a busy machine
-LEFT_OUT = (*DETAILS, "seconds", "accuracy-global", "alpha", "accuracy-std-clients")
+LEFT_OUT = {"seconds", "accuracy-global", "alpha", "accuracy-std-clients"}
 
 
 def carry_out(command: str, output: Path, data: Path) -> None:
@@ -46,7 +46,11 @@ def body_of(config: dict[str, Any], comparisons: dict[str, Comparison]) -> str:
     lines = "\n".join(f"flwr-frl {command}" for command in commands)
     parts = [config["text"], f"```sh\n{lines}\n```"]
     for name, comparison in comparisons.items():
-        heads, *rows = comparison.table(LEFT_OUT)
+        entries = {
+            row.method: {n: v for n, v in row.entries.items() if n not in LEFT_OUT}
+            for row in comparison.rows
+        }
+        heads, *rows = cells(entries)
         parts += [f"## {name}", markdown(heads, rows), comparison.legend]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 

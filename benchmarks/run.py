@@ -35,7 +35,7 @@ from benchmarks.runs import (
 from flwr_frl.common.settings import Setting, Settings, SettingsError
 from flwr_frl.results.processes import run_parallel
 from flwr_frl.results.results import write_json
-from flwr_frl.results.search import points_of
+from flwr_frl.results.sweep import points_of
 
 CONFIGS = Path(__file__).parent / "configs"
 # Entries of rows and cells that are no settings

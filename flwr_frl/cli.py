@@ -91,11 +91,8 @@ def parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, dict[str, Any]]
     add("--jobs", type=int, default=1, metavar="N", help=text)
     add("--verbose", action="store_true", help="show Flower's log")
     if tunes:
-        text = "values, or ranges k=low..high (logarithmic from a ratio of 10 on), to "
-        text += "choose from by validation accuracy"
+        text = "values to choose from by validation accuracy"
         add("--grid", metavar="'k=v,v …'", required=True, action="append", help=text)
-        text = "with ranges: number of random points (default 20)"
-        add("--trials", type=int, metavar="N", help=text)
     else:
         text = "list algorithms, tasks and models"
         add("--list", action="store_true", help=text)
@@ -162,13 +159,10 @@ def _compare(arguments: Sequence[str]) -> int:
     text = "rounds of the results, as result-protocol (default: that of the runs)"
     add("--protocol", default="", help=text)
     add("--output", type=Path, metavar="DIR", help="folder for the files of a paper")
-    text = "columns of table.tex, entries of summary.json"
-    add("--columns", default="", metavar="NAME,…", help=text)
     options = parser.parse_args(arguments)
     named = {"protocol": options.protocol, "baseline": options.baseline}
     comparison = compare(*options.folders, **named)
     if options.output:
-        columns = [name for name in options.columns.split(",") if name]
-        write_paper(options.output.expanduser(), comparison, columns)
+        write_paper(options.output.expanduser(), comparison)
     Console().out(comparison, highlight=False)
     return 0

@@ -20,7 +20,7 @@ from flwr_frl.results.results import (
     read_object,
     read_rows,
 )
-from flwr_frl.results.tables import DETAILS, cells, legend, terminal
+from flwr_frl.results.tables import cells, legend, terminal
 from flwr_frl.task.models import SplitModel
 
 if TYPE_CHECKING:
@@ -171,7 +171,7 @@ class Runs(dict[str, Run]):
         if not self:
             return ""
         summaries = {name: run.summary for name, run in self.items()}
-        return terminal(cells(summaries, DETAILS)) + legend(summaries)
+        return terminal(cells(summaries)) + legend(summaries)
 
 
 def _frame(records: list[Row]) -> Any:

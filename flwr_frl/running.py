@@ -41,9 +41,8 @@ from flwr_frl.common.text import short_name
 from flwr_frl.results.comparison import write_paper
 from flwr_frl.results.methods import compare
 from flwr_frl.results.results import LOST, failure
-from flwr_frl.results.search import Point, points_of
-from flwr_frl.results.sweep import TUNED, Sweep, first_seed, have_begun, tune
-from flwr_frl.results.tables import DETAILS, cells, legend, terminal
+from flwr_frl.results.sweep import TUNED, Point, Sweep, have_begun, points_of, tune
+from flwr_frl.results.tables import cells, legend, terminal
 from flwr_frl.run import Run, Runs
 from flwr_frl.strategies import server_app
 from flwr_frl.strategies.algorithms import check_names, simulation_defaults
@@ -445,8 +444,7 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
     try:
         with contextlib.nullcontext() if namespace.verbose else hidden_info():
             if tuning:
-                grid, seed = " ".join(namespace.grid), first_seed(overrides)
-                points = points_of(grid, namespace.trials, seed)
+                points = points_of(" ".join(namespace.grid))
                 summaries = _tune(algorithms, points, overrides, sweep)
             else:
                 runs, errors = carry_out(algorithms, overrides, sweep)
@@ -457,7 +455,7 @@ def execute(namespace: Namespace, overrides: Settings) -> int:
         print(f"interrupted{hint if begun else ''}", file=sys.stderr)
         return 130
     if tuning:
-        text = terminal(cells(summaries, DETAILS)) + legend(summaries)
+        text = terminal(cells(summaries)) + legend(summaries)
         files = TUNED
     else:
         # Runs have resolved the folder, too.

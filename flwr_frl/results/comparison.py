@@ -14,7 +14,7 @@ from flwr.common import log
 
 from flwr_frl.common.algorithms import title
 from flwr_frl.common.files import write_atomically
-from flwr_frl.common.settings import Settings, facts, require
+from flwr_frl.common.settings import Settings, facts
 from flwr_frl.results.figures import WIDTH, figure_of, image_of
 from flwr_frl.results.methods import Comparison, tested
 from flwr_frl.results.page import write_page
@@ -58,25 +58,13 @@ def write_comparison(output: Path, summary: Mapping[str, Any]) -> None:
     write_page(output)
 
 
-def write_paper(
-    output: Path, comparison: Comparison, columns: Sequence[str] = ()
-) -> None:
+def write_paper(output: Path, comparison: Comparison) -> None:
     """Write ``table.tex``, ``references.bib`` and figures.
 
     Figures need matplotlib. Table and figures as PDF and SVG fit into a column.
-
-    Parameters
-    ----------
-    output : Path
-        The folder.
-    comparison : Comparison
-        The comparison.
-    columns : sequence of str
-        Entries of ``summary.json`` in the table; by default the main result and
-        `COLUMNS`.
     """
     output.mkdir(parents=True, exist_ok=True)
-    write_atomically(output / "table.tex", table(comparison, columns).encode())
+    write_atomically(output / "table.tex", table(comparison).encode())
     text = references([row.method for row in comparison.rows])
     write_atomically(output / "references.bib", text.encode())
     if find_spec("matplotlib") is None:
@@ -95,28 +83,22 @@ def write_figures(output: Path, comparison: Comparison) -> None:
         write_atomically(output / name, image_of(figure, name.rpartition(".")[2]))
 
 
-def table(comparison: Comparison, columns: Sequence[str] = ()) -> str:
-    """Return the LaTeX table of the methods.
+def table(comparison: Comparison) -> str:
+    """Return the LaTeX table of the methods with the main result and `COLUMNS`.
 
     The best result is bold, and so are results that do not differ from it
-    significantly, whatever the baseline. Raises `SettingsError` if there are no entries
-    of these names.
+    significantly, whatever the baseline.
     """
-    metric = comparison.rows[0].metric
-    entries = {row.method: row.entries for row in comparison.rows}
+    rows = comparison.rows
+    entries = {title(row.method): row.entries for row in rows}
     present = {n for of in entries.values() for n, v in of.items() if v != ""}
-    columns = columns or [n for n in (metric, *COLUMNS) if n in present]
-    allowed = f"some of {', '.join(sorted(present))}"
-    require(present.issuperset(columns), "columns", ",".join(columns), allowed)
-    head, *rows = chosen_cells(entries, columns, 1)
-    methods = list(entries)
-    bold = {
-        (methods.index(row.method) + 1, columns.index(metric) + 1)
-        for row in tested(comparison.rows, "")
-        if metric in columns and (row.reference or row.differs is False)
-    }
-    titled = [[title(method), *cells] for method, *cells in rows]
-    return f"% {comparison.legend}\n{latex([head, *titled], bold)}"
+    columns = [n for n in (rows[0].metric, *COLUMNS) if n in present]
+    best = [
+        row.method for row in tested(rows, "") if row.reference or row.differs is False
+    ]
+    # The main result is the second column.
+    bold = {(i, 1) for i, row in enumerate(rows, 1) if row.method in best}
+    return f"% {comparison.legend}\n{latex(chosen_cells(entries, columns, 1), bold)}"
 
 
 def references(methods: Sequence[str]) -> str:

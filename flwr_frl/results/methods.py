@@ -32,7 +32,7 @@ from flwr_frl.results.results import (
 )
 from flwr_frl.results.runs import Methods, StoredRun, compared_runs, counted
 from flwr_frl.results.statistics import LEVEL, PairedTest, holm, paired_test
-from flwr_frl.results.tables import DETAILS, cells, formatted, legend, terminal
+from flwr_frl.results.tables import cells, formatted, legend, terminal
 
 
 @dataclass(frozen=True)
@@ -132,13 +132,14 @@ class Comparison:
             )
         return text
 
-    def table(self, without: Sequence[str] = ()) -> list[list[str]]:
-        """Return the rows of the table without some entries, as `cells`."""
-        return cells({row.method: row.entries for row in self.rows}, without)
+    @property
+    def table(self) -> list[list[str]]:
+        """The rows of the table; the first one has the headings."""
+        return cells({row.method: row.entries for row in self.rows})
 
     def __repr__(self) -> str:
         """Return the table, and what it means."""
-        return terminal(self.table(DETAILS)) + self.legend
+        return terminal(self.table) + self.legend
 
 
 def compare(*folders: str | Path, protocol: str = "", baseline: str = "") -> Comparison:

@@ -15,7 +15,7 @@ from flwr_frl.results.figures import curve, looks
 from flwr_frl.results.methods import MethodResult, compared
 from flwr_frl.results.results import task_title
 from flwr_frl.results.runs import StoredRun, counted, runs_below
-from flwr_frl.results.tables import DETAILS, cells, formatted
+from flwr_frl.results.tables import cells, formatted
 
 # The most points of a curve.
 MOST_POINTS = 200
@@ -62,7 +62,7 @@ def read_folder(folder: Path) -> dict[str, Any]:
         "folder": folder.absolute().name,
         "task": " and ".join(sorted({task_title(run.settings) for run in runs})),
         "settings": _text(dict(sorted(shared))),
-        "table": cells(entries, DETAILS),
+        "table": cells(entries),
         "legend": comparison.legend,
         "clients": _clients(rows, runs),
         "methods": [

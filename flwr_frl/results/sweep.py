@@ -4,8 +4,10 @@
 """
 
 import math
+import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,11 +33,17 @@ from flwr_frl.results.results import (
     read_object,
     write_json,
 )
-from flwr_frl.results.search import Point
 
 TUNED = "tune.json"
+# Settings that `tune` sets itself, or that need validation sets in the final run.
+FIXED = (
+    *("algorithm", "evaluate-on", "output", "resume", "seed", "validation-fraction"),
+    *("patience", "keep-best"),
+)
 # The fraction of the training examples that is held out by default.
 VALIDATION_FRACTION = 0.2
+# Settings that `tune` tries.
+Point = dict[str, Setting]
 # Checks the settings of some algorithms and returns all of them.
 Check = Callable[[Sequence[str], Settings], Settings]
 # Runs an algorithm with checked settings and returns its summary.
@@ -95,7 +103,8 @@ class Sweep:
         if self.count is not None:
             valid = isinstance(self.count, int) and self.count >= 1
             require(valid, "seeds", self.count, "an integer, at least 1")
-            first = first_seed(given)
+            default = defaults()["seed"]
+            first = int(converted("seed", given.get("seed", default), default))
             planned = [
                 in_folder(given, output, folder_of(seed), algorithms) | {"seed": seed}
                 for seed in range(first, first + self.count)
@@ -135,12 +144,6 @@ class Sweep:
         for seed in by_seed:
             outcome |= {n: e for n, e in seed.items() if isinstance(e, SettingsError)}
         return {name: outcome[name] for name in names}
-
-
-def first_seed(given: Settings) -> int:
-    """Return the first seed of a command; `SettingsError` if it is not an integer."""
-    default = defaults()["seed"]
-    return int(converted("seed", given.get("seed", default), default))
 
 
 def _summary(
@@ -202,6 +205,31 @@ def combine(output: Path, seeds: Sequence[int]) -> dict[str, dict[str, Any]]:
     content = {"algorithms": of_all, "config": config, "seeds": list(seeds)}
     write_comparison(output, content)
     return of_all
+
+
+def points_of(text: str) -> list[Point]:
+    """Return all combinations of a grid, ``name=value,value … name=value,value …``.
+
+    Raises `SettingsError` if the grid cannot be parsed.
+    """
+    axes: dict[str, list[Setting]] = {}
+    for part in text.split():
+        name, _, values = part.partition("=")
+        valid = bool(name and values) and name not in axes and name not in FIXED
+        require(valid, "grid", text, f"'name=value,value …', not {part!r}")
+        axes[name] = [_parse_value(value) for value in values.split(",")]
+    require(bool(axes), "grid", text, "settings with values: 'name=value,value …'")
+    every = product(*axes.values())
+    return [dict(zip(axes, chosen, strict=True)) for chosen in every]
+
+
+def _parse_value(text: str) -> Setting:
+    """Parse a value as TOML. Anything else is a string, which needs no quotes."""
+    try:
+        value: Setting = tomllib.loads(f"value = {text}")["value"]
+        return value
+    except tomllib.TOMLDecodeError:
+        return text
 
 
 def tune(

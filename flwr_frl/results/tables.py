@@ -20,15 +20,12 @@ from flwr_frl.results.results import LAST_ROUND, LOST, ONE_ROUND, OVER_SEEDS, is
 COLUMNS: dict[str, tuple[str, str, float]] = {
     "accuracy": ("accuracy", "{:.2%}", 1),
     "accuracy-last": ("last round", "{:.2%}", 1),
-    "accuracy-weighted": ("over examples", "{:.2%}", 1),
     "accuracy-std-clients": ("std over clients", "{:.2%}", 1),
     "accuracy-worst-decile": ("worst tenth", "{:.2%}", 1),
-    "accuracy-best-decile": ("best tenth", "{:.2%}", 1),
     "accuracy-newcomers": ("new clients", "{:.2%}", 1),
     "accuracy-global": ("global model", "{:.2%}", 1),
     "balanced-accuracy": ("balanced accuracy", "{:.2%}", 1),
     "loss-point": ("cost", "{:.4g}", 1),
-    "evaluated": ("clients", "{:.7g}", 1),
     LOST: ("lost replies", "{:.0%}", 1),
     "epsilon": ("ε", "{:.4g}", 1),
     "example-epsilon": ("ε of examples", "{:.4g}", 1),
@@ -40,7 +37,7 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "bytes": ("MB", "{:,.1f}", 1e6),
     "loss-weighted": ("loss by examples", "{:.4g}", 1),
 }
-# Entries that only `table.tex` can show (``--columns``).
+# Entries that no table shows
 DETAILS = (
     *("accuracy-weighted", "accuracy-best-decile", "evaluated", "rounds"),
     *("validation-accuracy", "validation-loss"),
@@ -48,18 +45,16 @@ DETAILS = (
 Summaries = Mapping[str, Mapping[str, Any]]
 
 
-def cells(summaries: Summaries, without: Sequence[str] = ()) -> list[list[str]]:
+def cells(summaries: Summaries) -> list[list[str]]:
     """Return the rows of a table of summaries.
 
     Parameters
     ----------
     summaries : mapping
         The summary of each algorithm. Entries may also be text.
-    without : sequence of str
-        Entries that are left out.
     """
     every = dict.fromkeys(name for summary in summaries.values() for name in summary)
-    hidden = {"protocol", "seeds", "evaluated-on", TESTED_MODEL, *without}
+    hidden = {"protocol", "seeds", "evaluated-on", TESTED_MODEL, *DETAILS}
     if any(is_number(summary.get("accuracy")) for summary in summaries.values()):
         hidden |= {"loss", "loss-weighted"}
     # Results of the last round would be shown twice.

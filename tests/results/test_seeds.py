@@ -1,12 +1,10 @@
 """Several seeds: their settings, and means and standard deviations over seeds."""
 
-import numpy as np
 import pytest
 from refusals import code_of
 
 from flwr_frl.common.settings import SettingsError
-from flwr_frl.results.search import points_of
-from flwr_frl.results.sweep import Sweep, in_folder, over_seeds
+from flwr_frl.results.sweep import Sweep, in_folder, over_seeds, points_of
 
 
 def planned(count, algorithms=("fedavg",), **given):
@@ -91,32 +89,3 @@ def test_the_points_of_a_grid():
     ]
     for grid in "", "momentum", "momentum=", "momentum=0.1 momentum=0.2", "seed=0,1":
         assert code_of(points_of, grid) == "grid", grid
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "kind", "median"),
-    [
-        ("learning-rate", "0.001..0.1", float, 0.01),
-        ("momentum", "0..0.9", float, 0.45),
-        # Settings that are floats have ranges of floats.
-        ("learning-rate", "1..2", float, 1.5),
-        ("batch-size", "10..1000", int, 100),
-        ("head-epochs", "1..9", int, 5),
-    ],
-)
-def test_random_points_fill_a_range_on_its_scale(name, text, kind, median):
-    points = points_of(f"{name}={text}", trials=2000)
-    values = [point[name] for point in points]
-    low, high = map(float, text.split(".."))
-    assert {type(value) for value in values} == {kind}
-    assert low <= min(values)
-    assert max(values) <= high
-    assert np.median(values) == pytest.approx(median, rel=0.15)
-
-
-def test_more_trials_add_points_and_other_seeds_draw_others():
-    grid = "learning-rate=0.01..1 graph=ring,complete"
-    points = points_of(grid, 5, seed=1)
-    assert points_of(grid, 8, seed=1)[:5] == points
-    assert points_of(grid, 5, seed=2) != points
-    assert len(points_of(grid)) == 20

@@ -11,8 +11,7 @@ import pytest
 from command_line import ROOT, assert_refused, cases, config_of, json_of, rows_of, run
 
 from flwr_frl import running
-from flwr_frl.results.search import points_of
-from flwr_frl.results.sweep import Sweep, tune
+from flwr_frl.results.sweep import Sweep, points_of, tune
 
 QUICK = {"evaluate_last": 2, "evaluate_every": 0, "head_epochs": 1, "num_clients": 5}
 QUICK |= {"model": "logistic", "batch_size": 100, "newcomer_epochs": 1}
@@ -187,16 +186,17 @@ def test_tune_never_picks_a_loss_that_is_not_finite(tmp_path):
 
 
 def test_a_resumed_search_continues_its_runs(tmp_path, capsys):
-    words = ("tune", "fedper", "--grid", "learning-rate=0.01..0.5", "--trials")
-    go(tmp_path, *words, "2", rounds=1)
+    words = ("tune", "fedper", "--grid")
+    go(tmp_path, *words, "learning-rate=0.01,0.1", rounds=1)
     first = json_of(tmp_path / "tune.json")["fedper"]["points"]
-    go(tmp_path, *words, "3", rounds=1, resume=str(tmp_path))
+    more = "learning-rate=0.01,0.1,0.5"
+    go(tmp_path, *words, more, rounds=1, resume=str(tmp_path))
     points = json_of(tmp_path / "tune.json")["fedper"]["points"]
     assert (points[:2], len(points)) == (first, 3)
-    # Another range has other points, whose runs are not those of the folder.
+    # Another grid has other points, whose runs are not those of the folder.
     capsys.readouterr()
-    other = [word.replace("0.01", "0.02") for word in words]
-    go(tmp_path, *other, "2", rounds=1, resume=str(tmp_path), code=2)
+    other = "learning-rate=0.02,0.1"
+    go(tmp_path, *words, other, rounds=1, resume=str(tmp_path), code=2)
     assert "learning-rate was " in capsys.readouterr().err
 
 
@@ -223,10 +223,6 @@ tune fedavg --grid momentum=0,2 => momentum
 tune fedavg --grid momentum=0 @ evaluate-on='test' => evaluate-on
 tune fedavg --grid momentum=0 @ patience=2 => patience
 tune fedavg --grid keep-best=false,true => grid
-tune fedavg --grid momentum=0.9..0 => grid
-tune fedavg --grid momentum=0..2 => momentum
-tune fedavg --grid momentum=0..0.9 --trials 0 => trials
-tune fedavg --grid momentum=0 --trials 3 => trials
 @ validation-fraction=1.0 => validation-fraction
 @ validation-fraction=0.001 => ~client 0's 71 training examples
 @ partition='log-normal' num-clients=50 validation-fraction=0.98 => validation-fraction
