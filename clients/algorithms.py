@@ -26,13 +26,11 @@ from flwr_frl.common.settings import (
     declared,
     is_path,
     load,
-    require,
     resolve,
 )
 from flwr_frl.common.text import short_name
 from flwr_frl.strategies.algorithms import settings_owners
 from flwr_frl.task.tasks import task_key, task_maker
-from flwr_frl.task.training.trainer import TrainerSettings
 
 
 def load_client(path: str) -> type[Client]:
@@ -162,11 +160,6 @@ def _setup(run: Resolved, node: tuple[tuple[str, Any], ...]) -> Setup:
     device = build(DeviceSettings, settings)
     kind._traits.check_settings(settings)
     algorithm = build(kind._settings_type, settings)
-    if isinstance(algorithm, TrainerSettings):
-        weights = algorithm.class_weights
-        allowed = "none or numbers with dp-noise: the counts are private"
-        valid = weights != "balanced" or not device.dp_noise
-        require(valid, "class-weights", weights, allowed)
     states = Path(str(settings["output"])) / short_name(str(settings["algorithm"]))
     is_resumable = int(settings["checkpoint-every"]) or settings["resume"]
     directory = states / "clients" if is_resumable else None

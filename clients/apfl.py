@@ -73,9 +73,9 @@ class APFLClient(Client):
 
         def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             alpha.data.clamp_(0, 1)
-            loss = 0.0 if only_personal else self._loss(w(inputs), targets)
+            loss = 0.0 if only_personal else self.task.loss(w(inputs), targets)
             outputs = called_with(v, mixture(alpha, v, w), inputs)
-            mixed_loss = self._loss(outputs, targets)
+            mixed_loss = self.task.loss(outputs, targets)
             return mixed_loss, loss + mixed_loss
 
         mean = minimise(self, objective, epochs, optimizers, v)

@@ -97,7 +97,7 @@ class APPLEClient(PersonalModelClient):
 
         def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             outputs = called_with(model, self.mixture(relations), inputs)
-            loss = self._loss(outputs, targets)
+            loss = self.task.loss(outputs, targets)
             return loss, loss + weight * (relations - start).square().sum()
 
         core = settings.optimizer(freeze(model, "all"))

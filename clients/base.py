@@ -5,7 +5,6 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any, ClassVar, TypeVar, get_args
 
 import torch
@@ -46,15 +45,13 @@ from flwr_frl.common.settings import (
     Settings,
     SettingsError,
     defaults,
-    refuse_misspelt,
     require,
     setting,
     settings_of,
-    with_traits,
 )
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import current, random_state, set_random_state
-from flwr_frl.task.examples import ExampleSet, Loss
+from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import Part, SplitModel
 from flwr_frl.task.models.frozen import (
     copy_sharing_frozen,
@@ -65,16 +62,11 @@ from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training.cohort import make, scratch_model
 from flwr_frl.task.training.local_training import TrainCall
 from flwr_frl.task.training.sgd import Proximal, Regularizer, gradient_weight
-from flwr_frl.task.training.trainer import TrainerSettings, weighted
+from flwr_frl.task.training.trainer import TrainerSettings
 
 # A training loss, and the arrays to send if they are not those of the model
 Update = float | tuple[float, Mapping[str, Tensor]]
 C = TypeVar("C", bound="Client")
-# Methods that algorithms override
-CLIENT_HOOKS = (
-    *("deployed_model", "get_properties", "initial_group", "personalize"),
-    *("statistics", "update"),
-)
 
 
 @dataclass(frozen=True)
@@ -214,14 +206,13 @@ class Client(NumPyClient):
             if isinstance(groups, str | tuple | list):
                 names = (groups,) if isinstance(groups, str) else groups
                 setattr(cls, name, tuple(f"{n.removesuffix('.')}." for n in names))
-        refuse_misspelt(cls, CLIENT_HOOKS)
         cls._settings_type = settings_of(cls)
         parent = next(base for base in cls.__bases__ if issubclass(base, Client))
         # `supports_example_dp` describes these methods; an override declares it anew.
         names = "fit", "update", "train"
         if any(getattr(cls, name) is not getattr(parent, name) for name in names):
             traits = {"supports_example_dp": False, **traits}
-        cls._traits = with_traits(cls._traits, traits)
+        cls._traits = replace(cls._traits, **traits)
 
     def __init__(
         self, task: Task, index: int, state: PersonalState, settings: Any
@@ -308,14 +299,6 @@ class Client(NumPyClient):
             raise SettingsError("there are no training examples")
         return examples
 
-    @cached_property
-    def _loss(self) -> Loss:
-        """The task's loss with ``class-weights``, for custom training steps as well."""
-        text = getattr(self.settings, "class_weights", "none")
-        if text == "none":
-            return self.task.loss
-        return weighted(text, self.task, train_examples(self.task, self._index))
-
     # Queries before the first round.
 
     def get_properties(self, config: Config) -> Config:
@@ -339,7 +322,6 @@ class Client(NumPyClient):
         classes = tuple(map(str, self.task.classes or ()))
         about_frozen = self._about_frozen()
         self.task.check(self._index)
-        _ = self._loss  # Checks the class weights.
         epochs, kind = getattr(self.settings, "head_epochs_before_test", 0), type(self)
         fits = HEAD in self.personal and kind.deployed_model is Client.deployed_model
         allowed = "0 for a method whose clients have no personal head to test with"
@@ -504,7 +486,7 @@ class Client(NumPyClient):
         if self._proximal_weight:
             near = Proximal(self._proximal_weight, self.received)
             regularizer = near if regularizer is None else _Sum(regularizer, near)
-        loss, sgd = self._loss, self.settings
+        loss, sgd = self.task.loss, self.settings
         if learning_rate is not None:
             sgd = replace(sgd, learning_rate=learning_rate)
         examples, terms = examples.on(self._device), (regularizer, correction)

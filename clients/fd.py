@@ -46,7 +46,7 @@ class FDClient(OwnArchitectureClient, requires=(needs_classes,)):
 
         def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             outputs, y = self.model(inputs), targets.flatten()
-            loss = self._loss(outputs, targets)
+            loss = self.task.loss(outputs, targets)
             scores = outputs.movedim(1, -1).flatten(0, -2)
             # Cross-entropy ignores negative targets.
             place, counted = y.clamp(min=0), y >= 0

@@ -78,7 +78,7 @@ class FedALAClient(Client):
             w = {n: weight.detach().requires_grad_() for n, weight in weights.items()}
             with self.settings.autocast():
                 mixed = under(HEAD, self.mixture(w))
-                loss = self._loss(called_with(head, mixed, features), targets)
+                loss = self.task.loss(called_with(head, mixed, features), targets)
             slopes = torch.autograd.grad(loss, [*w.values()], materialize_grads=True)
             for weight, slope in zip(weights.values(), slopes, strict=True):
                 weight.sub_(slope, alpha=rate).clamp_(0, 1)

@@ -39,7 +39,7 @@ class Fed3RClient(Client, requires=(needs_classes, linear_head("Fed3R", bias=Tru
         """Return the loss of the received model, and the statistics."""
         features, targets = labelled_features(self)
         with torch.no_grad():
-            loss = self._loss(self.model.head(features), targets)
+            loss = self.task.loss(self.model.head(features), targets)
         z, head = features.double(), self.model.linear_head("Fed3R")
         means, counts = class_means(z, targets, head.out_features)
         sums = means * counts.unsqueeze(1)

@@ -113,7 +113,7 @@ class FedCPClient(Client, requires=(linear_head("FedCP"), separate_head)):
 
         def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             features = model.representation(inputs)
-            loss = self._loss(model.head(features), targets)
+            loss = self.task.loss(model.head(features), targets)
             share = settings.fedcp_lambda * len(targets) / batch
             return loss, loss + share * discrepancy(features, received(inputs))
 

@@ -94,7 +94,7 @@ class FedDBEClient(Client, requires=(biased_first_layer,)):
             nonlocal mean
             features = model.representation(inputs)
             moved = features if memory is None else features + bias["bias"]
-            loss = self._loss(model.head(moved), targets)
+            loss = self.task.loss(model.head(moved), targets)
             now = features.flatten(0, -2).mean(0)
             # A last batch of one example must not replace the mean.
             momentum = settings.dbe_momentum * len(targets) / batch

@@ -111,11 +111,7 @@ class FedEMClient(Client, requires=(needs_classes, needs_cross_entropy)):
 
     def each_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss of each target, in the shape of the targets."""
-        # The setting `class-weights` gives the loss its weights.
-        weights = getattr(self._loss, "weights", None)
-        if weights is not None:
-            weights = torch.tensor(weights, dtype=outputs.dtype, device=self._device)
-        return cross_entropy(outputs, targets, weights, reduction="none")
+        return cross_entropy(outputs, targets, reduction="none")
 
     def weighted_loss(self, share: Tensor, outputs: Tensor, rows: Tensor) -> Tensor:
         """Return Σ q_m ℓ / n over the labelled targets of a batch.

@@ -42,8 +42,8 @@ class FedKDClient(SmallModelClient, requires=(needs_classes, linear_head("FedKD"
         def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             z, of_mentee = mentor.representation(inputs), mentee.representation(inputs)
             outputs, others = mentor.head(z), mentee.head(of_mentee)
-            loss = self._loss(outputs, targets)
-            both = loss + self._loss(others, targets)
+            loss = self.task.loss(outputs, targets)
+            both = loss + self.task.loss(others, targets)
             mutual = divergence(outputs, others) + divergence(others, outputs)
             hidden = 2 * mse_loss(transform(of_mentee), z)
             return loss, both + (mutual + hidden) / both

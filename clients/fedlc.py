@@ -58,5 +58,5 @@ class FedLCClient(Client, requires=(needs_classes,)):
         margins = self.settings.fedlc_tau * counts.float().pow(-1 / 4)
         head = CalibratedHead(self.model.head, margins.to(self._device))
         model = SplitModel(self.model.representation, head)
-        how = self._loss, self.settings.representation_epochs, self.settings
+        how = self.task.loss, self.settings.representation_epochs, self.settings
         return train(model, "all", self.train_examples, *how)

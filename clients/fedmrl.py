@@ -53,8 +53,8 @@ class FedMRLClient(SmallModelClient, requires=(needs_classes, linear_head("FedMR
 
         def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             features = fused(inputs)
-            loss = self._loss(self.model.head(features), targets)
-            coarse = self._loss(small.head(features[..., :width]), targets)
+            loss = self.task.loss(self.model.head(features), targets)
+            coarse = self.task.loss(small.head(features[..., :width]), targets)
             return loss, loss + coarse
 
         result = self.train_both(objective, small, fused[1])

@@ -36,7 +36,7 @@ class FedNTDClient(Client, requires=(needs_classes,)):
 
         def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             outputs = model(inputs)
-            loss = self._loss(outputs, targets)
+            loss = self.task.loss(outputs, targets)
             scores = not_true(outputs, targets), not_true(teacher(inputs), targets)
             local, received = (
                 (score / self.settings.ntd_temperature).log_softmax(1)

@@ -79,7 +79,7 @@ class FedPHPClient(PersonalModelClient, requires=(trained_representation,)):
 
         def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             z = model.representation(inputs)
-            loss = self._loss(model.head(z), targets)
+            loss = self.task.loss(model.head(z), targets)
             distance = discrepancy(z.flatten(1), private(inputs).flatten(1))
             return loss, (1 - weight) * loss + weight * distance
 

@@ -85,7 +85,7 @@ class FedRoDClient(Client, requires=(needs_classes, linear_head("FedRoD"))):
         # log N_c is −∞ for a class without examples.
         heads = TwoHeads(generic, personal, counts.log().to(self._device))
         model = SplitModel(self.model.representation, heads)
-        how = BothLosses(self._loss), self.settings.representation_epochs
+        how = BothLosses(self.task.loss), self.settings.representation_epochs
         loss = train(model, "all", self.train_examples, *how, self.settings)
         self.saved = within(PERSONAL_HEAD, personal.state_dict())
         return loss

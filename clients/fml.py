@@ -35,7 +35,8 @@ class FMLClient(SmallModelClient, requires=(needs_classes,)):
 
         def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             outputs, of_meme = model(inputs), meme(inputs)
-            loss, of_memes = self._loss(outputs, targets), self._loss(of_meme, targets)
+            loss = self.task.loss(outputs, targets)
+            of_memes = self.task.loss(of_meme, targets)
             private = divergence(outputs, of_meme.detach())
             shared = divergence(of_meme, outputs.detach())
             value = alpha * loss + (1 - alpha) * private

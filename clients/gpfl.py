@@ -138,7 +138,7 @@ class GPFLClient(Client, requires=(needs_classes, linear_head("GPFL"))):
         def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             features = model.representation(inputs)
             outputs = model.head(valve(features, condition))
-            loss, y = self._loss(outputs, targets), targets.flatten()
+            loss, y = self.task.loss(outputs, targets), targets.flatten()
             z = valve(features, frozen.mean(0)).flatten(0, -2)
             cosines = linear(normalize(z), normalize(embedding))
             # The task's loss may ignore other negative targets than torch's does.

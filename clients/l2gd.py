@@ -76,7 +76,7 @@ class L2GDClient(AllClientsMeanClient, assumes_sgd=True):
         total = torch.zeros((), device=self._device)
         for batch in islice(examples.stream(settings.batch_size), steps):
             optimizer.zero_grad()
-            total += gradient(model, *batch, self._loss, settings)
+            total += gradient(model, *batch, self.task.loss, settings)
             optimizer.step()
         mean = total.item() / steps
         if not isfinite(mean):

@@ -73,7 +73,7 @@ class MimeLiteClient(Client, assumes_sgd=True):
 
     def descend(self, sgd: Any, terms: Mapping[str, Tensor]) -> float:
         """Make SGD's steps, with terms that are added to the gradients."""
-        how = self._loss, self.settings.representation_epochs, sgd
+        how = self.task.loss, self.settings.representation_epochs, sgd
         return train(self.model, "all", self.train_examples, *how, correction=terms)
 
     def full_gradient(self) -> Tensors:
@@ -88,7 +88,7 @@ class MimeLiteClient(Client, assumes_sgd=True):
                 continue
             with differentiable(model):
                 with self.settings.autocast():
-                    loss = self._loss(model(inputs), targets)
+                    loss = self.task.loss(model(inputs), targets)
                 found = torch.autograd.grad(loss, [*named.values()], allow_unused=True)
             for name, gradient in zip(named, found, strict=True):
                 if gradient is not None:
@@ -130,8 +130,8 @@ class MimeClient(MimeLiteClient):
         freeze(at_x, "all")
 
         def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-            loss = self._loss(model(inputs), targets)
-            of_x = self._loss(at_x(inputs), targets)
+            loss = self.task.loss(model(inputs), targets)
+            of_x = self.task.loss(at_x(inputs), targets)
             found = torch.autograd.grad(of_x, [*at_x.parameters()], allow_unused=True)
             # The gradient of these products in p is the correction of its gradient.
             products = [

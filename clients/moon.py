@@ -58,7 +58,7 @@ class MOONClient(Client, requires=(trained_representation,)):
 
         def objective(inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
             z = model.representation(inputs)
-            loss = self._loss(model.head(z), targets)
+            loss = self.task.loss(model.head(z), targets)
             distance = contrastive_loss(z, inputs, others, settings.moon_temperature)
             return loss, loss + settings.moon_mu * distance
 

@@ -74,7 +74,7 @@ class PerFedAvgClient(Client, assumes_sgd=True):
         for name, parameter in named.items():
             parameter.data.copy_(point[name])
             parameter.grad = torch.zeros_like(parameter)
-        loss = gradient(self.model, *batch, self._loss, self.settings)
+        loss = gradient(self.model, *batch, self.task.loss, self.settings)
         return loss, {n: p.grad for n, p in named.items() if p.grad is not None}
 
     def deployed_model(self) -> SplitModel:

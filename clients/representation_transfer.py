@@ -197,7 +197,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
             examples = examples.subset(order[n // 2 :])
         model, loss = self.phase_one(parameters, first)
         if epochs:  # Section 5.3.2
-            loss = train(model, "all", examples, self._loss, epochs, self.settings)
+            loss = train(model, "all", examples, self.task.loss, epochs, self.settings)
         arrays = {name: to_numpy(t) for name, t in model.state_dict().items()}
         kept = (n for n in arrays if epochs or not n.startswith(SOURCES))
         return {name: arrays[name] for name in kept}, loss
@@ -221,7 +221,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
         head = self.head(combined, outputs)
         projected = ExampleSet(features @ combined.basis.detach(), examples.targets)
         alone, epochs = SplitModel(nn.Identity(), head), self.settings.head_epochs
-        loss = train(alone, "head", projected, self._loss, epochs, self.settings)
+        loss = train(alone, "head", projected, self.task.loss, epochs, self.settings)
         return SplitModel(combined, head), loss
 
     def combined(

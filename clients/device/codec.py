@@ -195,8 +195,8 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     if keys.SERVER_ROUND in client.config:
         # The server rejects replies to another round.
         metrics[keys.SERVER_ROUND] = float(client.config[keys.SERVER_ROUND])
-    fits = can_be_row(message.content, client, names)
-    matrix = matrix_of({n: a[None] for n, a in arrays.items()}) if fits else None
+    stacked = {name: array[None] for name, array in arrays.items()}
+    matrix = matrix_of(stacked, message.content, client)
     if matrix is not None:
         numbers: dict[str, Any] = {**metrics, keys.NUM_EXAMPLES: count}
         columns = {name: [number] for name, number in numbers.items()}
@@ -217,31 +217,41 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     return reply_with(pack_metrics(client, count, metrics, records), message)
 
 
-def matrix_of(stacked: Mapping[str, NDArray]) -> Matrix | None:
-    """Return arrays with an entry for each client as a matrix with their rows.
+def matrix_of(
+    stacked: Mapping[str, NDArray], content: Mapping[str, Any], client: Client
+) -> Matrix | None:
+    """Return the arrays of replies as the rows of a matrix, if this is possible.
 
-    It is None for large models, and unless all arrays are float32.
+    A large model, arrays that are not float32 and replies that contain more than
+    arrays, metrics and a message are sent as records.
+
+    Parameters
+    ----------
+    stacked : mapping of str to ndarray, shape (clients, ...)
+        The arrays to send, by name.
+    content : mapping
+        The message's records. A reply has the order of the received arrays.
+    client : Client
+        One of the clients.
     """
     arrays = stacked.values()
     layout = layout_of((*stacked,), tuple([array.shape[1:] for array in arrays]))
-    if {a.dtype.char for a in arrays} != {"f"} or layout.size > LARGE:
+    received = entries_of(content.get(keys.ARRAYS, {}))
+    records = [key for key, r in content.items() if isinstance(r, ArrayRecord)]
+    in_order = [name for name in received if name in stacked]
+    if (
+        {array.dtype.char for array in arrays} != {"f"}
+        or layout.size > LARGE
+        or records not in ([], [keys.ARRAYS])
+        or in_order != [name for name in stacked if name in received]
+        or client._upload
+        or client._state.unused
+        or not client._attachments.keys() <= {keys.MESSAGE}
+    ):
         return None
     rows = np.concatenate([a.reshape(len(a), -1) for a in arrays], axis=1)
     rows.flags.writeable = False
     return Matrix(rows, layout)
-
-
-def can_be_row(content: Mapping[str, Any], client: Client, sent: list[str]) -> bool:
-    """Return whether a reply has nothing but these arrays, metrics and a message."""
-    received = [r for r in content.values() if isinstance(r, ArrayRecord)]
-    arrays = entries_of(content.get(keys.ARRAYS, {}))
-    return (
-        len(received) == (keys.ARRAYS in content)
-        # A reply has the order of the received arrays.
-        and [n for n in sent if n in arrays] == [n for n in arrays if n in {*sent}]
-        and not (client._upload or client._state.unused)
-        and client._attachments.keys() <= {keys.MESSAGE}
-    )
 
 
 def pack_evaluation(

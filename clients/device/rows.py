@@ -22,7 +22,6 @@ from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config
 from flwr_frl.clients.device.codec import (
-    can_be_row,
     check_config,
     matrix_of,
     pack,
@@ -305,9 +304,7 @@ class Rows:
     @staticmethod
     def joining(asked: Sequence[Asked]) -> dict[int, Asked]:
         """Return the messages that can be answered together, by their positions."""
-        # Class weights depend on a client's examples.
-        weights = getattr(asked[0].setup.algorithm, "class_weights", "")
-        return {} if weights == "balanced" else _alike(asked, STEPS)
+        return _alike(asked, STEPS)
 
     def __init__(self, asked: Sequence[Asked], only_if_faster: bool) -> None:
         setup, request, context = asked[0]
@@ -546,8 +543,8 @@ class Rows:
         # Clients that have lost their states are in `_failed`.
         self._client._state.unused = ""
         arrays = to_arrays(sent)
-        fits = can_be_row(self._asked[0].request.records, self._client, [*arrays])
-        matrix = matrix_of(arrays) if fits else None
+        content = self._asked[0].request.records
+        matrix = matrix_of(arrays, content, self._client)
         if matrix is not None:
             rows = ReplyRows(matrix, columns)
             return [

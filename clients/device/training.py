@@ -65,7 +65,7 @@ def minimise(
 def received_loss(client: Client) -> float:
     """Return the model's mean loss on all training examples, before it is trained."""
     examples = client.train_examples.without_augmentation()
-    return evaluate(client.model, examples, client._loss)[0]
+    return evaluate(client.model, examples, client.task.loss)[0]
 
 
 def labelled_features(client: Client) -> tuple[Tensor, Tensor]:

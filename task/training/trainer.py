@@ -1,22 +1,17 @@
-"""Settings of local training: optimiser, learning rate and weights of classes."""
+"""Settings of local training: optimiser and learning rate."""
 
 import inspect
 import math
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from typing import TYPE_CHECKING, Any, Self
+from functools import cache
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from flwr_frl.common.settings import is_path, load, require, setting, unknown
-from flwr_frl.task.examples import IGNORED, ExampleSet
 from flwr_frl.task.training.sgd import SGD, Optimizer, SGDOptimizer
-
-if TYPE_CHECKING:
-    from flwr_frl.task.base import Task
 
 # Added to a norm by which gradients are divided, as in torch.
 SMALLEST_NORM = 1e-6
@@ -25,14 +20,12 @@ OPTIMIZERS = {"adam": "torch.optim:Adam", "adamw": "torch.optim:AdamW"}
 # The schedule `step` multiplies the learning rate by the factor at these shares of the
 # rounds, as ResNets are trained (He et al., CVPR 2016).
 STEP_FACTOR, STEPS_AT = 0.1, (0.5, 0.75)
-# Factors of the learning rate in the k-th of n rounds after the warm-up, from 0.
+# Factors of the learning rate in the k-th of n rounds, from 0.
 DECAYS: dict[str, Callable[[int, int], float]] = {
     "constant": lambda k, n: 1.0,
     "step": lambda k, n: STEP_FACTOR ** sum(k >= share * n for share in STEPS_AT),
     "cosine": lambda k, n: (1 + math.cos(math.pi * k / n)) / 2,
 }
-# Forms of the setting `class-weights`
-WEIGHTS = "none, balanced or a weight of each class, separated by commas"
 SCHEDULES = "constant, step or cosine"
 
 
@@ -53,21 +46,13 @@ class TrainerSettings(SGD):
     learning_rate_schedule : str, default "constant"
         Factor of ``learning-rate`` in each round: ``constant``; ``step`` for a tenth
         after one half and a hundredth after three quarters of the rounds; or
-        ``cosine`` for (1 + cos(π k / n)) / 2 in the k-th of n rounds, from 0. Rounds
-        are counted after the warm-up. Models that are fitted for a test, as with
-        ``fedavg-ft``, and newcomers train with ``learning-rate`` itself.
+        ``cosine`` for (1 + cos(π k / n)) / 2 in the k-th of n rounds, from 0. Models
+        that are fitted for a test, as with ``fedavg-ft``, and newcomers train with
+        ``learning-rate`` itself.
         ``dpsgd``, ``choco-sgd`` and ``squarm-sgd`` have a schedule over iterations t:
         ``constant``; ``inverse:A`` for ``learning-rate`` / (t + A); or
         ``steps:WARMUP:T1,T2,...:FACTOR`` for a linear warm-up over WARMUP iterations
         and a division by FACTOR at each of the iterations T1, T2, ….
-    warmup_rounds : int, default 0
-        Number W of first rounds with a learning rate that rises linearly, to
-        ``learning-rate`` t / (W + 1) in round t.
-    class_weights : str, default "none"
-        Weights of the classes in the training loss, by which each example's
-        cross-entropy is multiplied: ``none``; ``balanced`` for weights in inverse
-        proportion to the client's own counts of the classes, with mean 1; or a weight
-        of each class, separated by commas.
     """
 
     optimizer_: str = setting(  # type: ignore[misc]
@@ -79,8 +64,6 @@ class TrainerSettings(SGD):
         form=f"{SCHEDULES}; inverse:A or steps:WARMUP:T1,T2,...:FACTOR over iterations",
         safe=True,
     )
-    warmup_rounds: int = setting(0, ge=0)
-    class_weights: str = setting("none", form=WEIGHTS, safe=True)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -89,16 +72,12 @@ class TrainerSettings(SGD):
             optimizer_class(self.optimizer_)
         schedule = self.learning_rate_schedule
         require(schedule in DECAYS, "learning-rate-schedule", schedule, SCHEDULES)
-        parse_weights(self.class_weights)
 
     def in_round(self, server_round: int, rounds: int) -> Self:
         """Return the settings with the learning rate of one of the rounds, from 1."""
-        warmup = self.warmup_rounds
         # A round after the last one has the factor of the last one.
-        after = max(min(server_round, rounds) - 1 - warmup, 0)
-        factor = DECAYS[self.learning_rate_schedule](after, max(rounds - warmup, 1))
-        if server_round <= warmup:
-            factor = server_round / (warmup + 1)
+        before = min(server_round, rounds) - 1
+        factor = DECAYS[self.learning_rate_schedule](before, rounds)
         if factor == 1:
             return self
         return replace(self, learning_rate=self.learning_rate * factor)
@@ -155,85 +134,3 @@ def clip_stacked(gradients: dict[str, Tensor], max_norm: float) -> dict[str, Ten
         name: gradient * factors.view(-1, *[1] * (gradient.ndim - 1))
         for name, gradient in gradients.items()
     }
-
-
-@dataclass(frozen=True)
-class WeightedCrossEntropy:
-    """Cross-entropy with weights of the classes.
-
-    It is Σ w_y ℓ(x, y) / n over the n targets of a batch that are not ignored. Unlike
-    torch's weighted mean, it does not divide by the sum of the weights, so the term of
-    an example does not depend on the classes of the others.
-
-    Parameters
-    ----------
-    weights : tuple of float
-        The weight w_c of each class.
-    """
-
-    weights: tuple[float, ...]
-
-    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the loss of a batch."""
-        outputs = outputs.to(torch.promote_types(outputs.dtype, torch.float32))
-        weights = _on_device(self.weights, outputs.dtype, outputs.device)
-        total = nn.functional.cross_entropy(outputs, targets, weights, reduction="sum")
-        return total / (targets != IGNORED).sum()
-
-
-@lru_cache(maxsize=1024)
-def _on_device(
-    weights: tuple[float, ...], dtype: torch.dtype, device: torch.device
-) -> Tensor:
-    """Return weights as a tensor, cached: a transfer waits, and cannot be captured."""
-    return torch.tensor(weights, dtype=dtype, device=device)
-
-
-def parse_weights(text: str) -> tuple[float, ...]:
-    """Return the weights in the setting; () for ``none`` and ``balanced``.
-
-    Raises
-    ------
-    SettingsError
-        If the text is invalid.
-    """
-    weights: tuple[float, ...] = ()
-    if text not in ("none", "balanced"):
-        with suppress(ValueError):
-            weights = tuple(map(float, text.split(",")))
-        valid = all(0 <= w < math.inf for w in weights) and any(weights)
-        require(valid, "class-weights", text, WEIGHTS)
-    return weights
-
-
-def weighted(text: str, task: "Task", examples: ExampleSet) -> WeightedCrossEntropy:
-    """Return a task's loss with the weights of the setting.
-
-    Parameters
-    ----------
-    text : str
-        ``balanced`` or the weights.
-    task : Task
-        The task.
-    examples : ExampleSet
-        The client's training examples.
-
-    Raises
-    ------
-    SettingsError
-        If the task's loss is not the cross-entropy of classes, or the number of weights
-        is not the number of classes.
-    """
-    targets, count = examples.targets, len(task.classes or ())
-    is_entropy = task.loss is nn.functional.cross_entropy
-    allowed = "none with a task whose loss is not the cross-entropy of classes"
-    valid = count > 0 and is_entropy and not targets.is_floating_point()
-    require(valid, "class-weights", text, allowed)
-    weights = parse_weights(text)
-    if text == "balanced":
-        counts = torch.bincount(targets[targets >= 0].flatten(), minlength=count)
-        present, total = int((counts > 0).sum()), int(counts.sum())
-        # The mean weight of the client's examples is 1.
-        weights = tuple(total / (present * n) if n else 1.0 for n in counts.tolist())
-    require(len(weights) == count, "class-weights", text, f"{count} weights, one each")
-    return WeightedCrossEntropy(weights)

@@ -46,7 +46,6 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "server-optimizer-tau": (0.0,),
         "optimizer": ("adamm",),
         "learning-rate-schedule": ("cosin",),
-        "class-weights": ("balance", "1,2"),
         "patience": (3,),
         "keep-best": (True,),
         "output": ("",),

@@ -71,7 +71,6 @@ CASES = {
     "bfloat16": ("fedavg", {"bfloat16": True}),
     "gossip": ("dpsgd", {}),
     "gossip of vectors": ("squarm-sgd", {}),
-    "class weights": ("fedavg", {"class-weights": "2,1,0.5"}),
     "user's module": ("fedavg", {"task": "cohort_tasks:centred"}),
 }
 

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -295,7 +296,7 @@ def test_update_runs_once_for_all_clients_if_it_means_the_same(
 @pytest.mark.parametrize("as_rows", [True, False])
 def test_a_lost_state_is_reported_by_its_client_only(as_rows, monkeypatch):
     if not as_rows:
-        monkeypatch.setattr(rows, "can_be_row", lambda *_: False)
+        monkeypatch.setattr(rows, "matrix_of", lambda *_: None)
     settings = {"algorithm": "fedper", "num-clients": 10, "fraction-train": 1.0}
     of_run = Rounds(resolve(settings | {"cohort": 10}))
     of_run.run(2)
@@ -306,10 +307,17 @@ def test_a_lost_state_is_reported_by_its_client_only(as_rows, monkeypatch):
     assert not round_.rejections
 
 
+# A client that sends nothing but arrays
+PLAIN = SimpleNamespace(
+    _upload=None, _state=SimpleNamespace(unused=""), _attachments={}
+)
+
+
 def test_stacked_arrays_of_a_small_model_become_rows():
     # The second one is a number of each client.
     arrays = {"a": np.arange(6.0).reshape(2, 3), "b": np.array([7.0, 8.0])}
-    matrix = matrix_of({name: a.astype(np.float32) for name, a in arrays.items()})
+    single = {name: a.astype(np.float32) for name, a in arrays.items()}
+    matrix = matrix_of(single, {}, PLAIN)
     assert matrix.rows.tolist() == [[0, 1, 2, 7], [3, 4, 5, 8]]
     assert matrix.layout.places["b"] == (slice(3, 4), ())
     assert not matrix.rows.flags.writeable
@@ -321,4 +329,5 @@ def test_stacked_arrays_of_a_small_model_become_rows():
     ids=["counter", "large"],
 )
 def test_other_arrays_become_no_rows(other):
-    assert matrix_of({"a": np.zeros((1, 2), np.float32), "b": other}) is None
+    arrays = {"a": np.zeros((1, 2), np.float32), "b": other}
+    assert matrix_of(arrays, {}, PLAIN) is None
