@@ -3,23 +3,15 @@
 import os
 from collections.abc import Sequence
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flwr_frl.common.settings import Settings, require, unknown
+from flwr_frl.common.settings import require, unknown
 from flwr_frl.common.text import short_name
 from flwr_frl.predict.predictor import Inputs, Prediction, Predictor
 from flwr_frl.predict.runs import TrainedRun
 from flwr_frl.results.figures import figure_of, image_of
-from flwr_frl.results.results import (
-    CLIENTS,
-    METRICS,
-    NEWCOMERS,
-    Row,
-    describe,
-    read_object,
-    read_rows,
-)
+from flwr_frl.results.results import NEWCOMERS, Row, describe, read_object
+from flwr_frl.results.runs import StoredRun, read_run
 from flwr_frl.results.tables import cells, legend, terminal
 from flwr_frl.task.models import SplitModel
 
@@ -36,8 +28,8 @@ class Run:
     ----------
     summary : dict
         The algorithm's part of ``summary.json``; with several seeds the means.
-    settings : sequence of mapping
-        All settings of each seed's run.
+    runs : sequence of StoredRun
+        The run of each seed.
 
     Attributes
     ----------
@@ -49,17 +41,13 @@ class Run:
         The folder with the files of the run of each seed.
     """
 
-    def __init__(self, summary: dict[str, Any], settings: Sequence[Settings]) -> None:
+    def __init__(self, summary: dict[str, Any], runs: Sequence[StoredRun]) -> None:
         self.summary = summary
-        self.settings = {int(each["seed"]): each for each in settings}
-        self.algorithm = short_name(str(settings[0]["algorithm"]))
-        self.folders = {
-            seed: Path(str(each["output"])).resolve() / self.algorithm
-            for seed, each in self.settings.items()
-        }
         # A later run may replace the files.
-        self._rows = {n: read_rows(p / METRICS) for n, p in self.folders.items()}
-        self._clients = {n: read_object(p / CLIENTS) for n, p in self.folders.items()}
+        self._runs = {int(run.settings["seed"]): run for run in runs}
+        self.settings = {seed: run.settings for seed, run in self._runs.items()}
+        self.algorithm = short_name(str(runs[0].settings["algorithm"]))
+        self.folders = {seed: run.directory for seed, run in self._runs.items()}
 
     @property
     def rows(self) -> list[Row]:
@@ -67,7 +55,8 @@ class Run:
 
         With several seeds, each row has its ``seed``.
         """
-        return [self._of(seed) | row for seed, rs in self._rows.items() for row in rs]
+        runs = self._runs.items()
+        return [self._of(seed) | row for seed, run in runs for row in run.rows]
 
     @property
     def rounds(self) -> Any:
@@ -112,24 +101,23 @@ class Run:
     def _client_rows(self) -> list[Row]:
         return [
             {**self._of(seed), "client": name, **metrics}
-            for seed, clients in self._clients.items()
-            for name, metrics in clients.items()
+            for seed, run in self._runs.items()
+            for name, metrics in run.final.items()
         ]
 
     def _predictor(self, client: str, seed: int | None) -> Predictor:
         seeds = list(self.settings)
         seed = seeds[0] if seed is None else seed
         require(seed in seeds, "seed", seed, f"one of {', '.join(map(str, seeds))}")
-        folder = self.folders[seed]
-        known = {**self._clients[seed], **read_object(folder / NEWCOMERS)}
+        run, folder = self._runs[seed], self.folders[seed]
+        known = {**run.final, **read_object(folder / NEWCOMERS)}
         if client and client not in known:
             raise unknown("client", client, known)
-        replaced = read_rows(folder / METRICS) != self._rows[seed]
+        replaced = read_run(folder).rows != run.rows
         allowed = "a folder with this run, which a later one has replaced"
         require(not replaced, "output", str(folder), allowed)
         # The user has named all settings of this run.
-        run = TrainedRun.read(folder, self.settings[seed])
-        return run.predictor(client, "")
+        return TrainedRun.read(folder, run.settings).predictor(client, "")
 
     def __repr__(self) -> str:
         """Return the main results and the folder in one line."""
@@ -161,7 +149,8 @@ class Runs(dict[str, Run]):
 
     def plot(self) -> "Figure":
         """Return a figure of accuracy (or error) and training loss by round."""
-        figure = figure_of({n: list(run._rows.values()) for n, run in self.items()})
+        runs = {name: run._runs.values() for name, run in self.items()}
+        figure = figure_of({n: [run.rows for run in of] for n, of in runs.items()})
         # Notebooks show other figures only after pyplot has made one.
         setattr(figure, "_repr_png_", lambda: image_of(figure, "png"))  # noqa: B010
         return figure

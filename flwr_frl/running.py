@@ -41,6 +41,7 @@ from flwr_frl.common.text import short_name
 from flwr_frl.results.comparison import write_paper
 from flwr_frl.results.methods import compare
 from flwr_frl.results.results import LOST, failure
+from flwr_frl.results.runs import read_run
 from flwr_frl.results.sweep import TUNED, Point, Sweep, have_begun, points_of, tune
 from flwr_frl.results.tables import cells, legend, terminal
 from flwr_frl.run import Run, Runs
@@ -189,19 +190,18 @@ def carry_out(
     SettingsError
         If a setting is invalid, or no algorithm has results.
     """
-    output = output_of(given)
-    group = sweep.plan(algorithms, {**given, "output": output})
+    group = sweep.plan(algorithms, {**given, "output": output_of(given)})
     (outcome,) = sweep.carry_out([group])
     runs, errors = Runs(), list[SettingsError]()
-    for algorithm, (name, summary) in zip(algorithms, outcome.items(), strict=True):
+    for name, summary in outcome.items():
         if isinstance(summary, SettingsError):
             errors.append(summary)
             continue
-        settings = [{**each, "algorithm": algorithm} for each in group.settings]
-        runs[name] = Run(dict(summary), settings)
+        folders = (Path(str(each["output"])).resolve() for each in group.settings)
+        runs[name] = Run(dict(summary), [read_run(each / name) for each in folders])
     if not runs:
         raise errors[0]
-    folder = Path(output).resolve()
+    folder = group.folder.resolve()
     write_paper(folder, compare(folder))
     return runs, errors
 

@@ -18,7 +18,6 @@ from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES
 from flwr_frl.common.settings import require
 from flwr_frl.common.text import short_name
 from flwr_frl.results.results import (
-    CLIENTS,
     PROTOCOLS,
     SUMMARIZED,
     VALIDATED,
@@ -26,7 +25,6 @@ from flwr_frl.results.results import (
     is_number,
     over_seeds,
     quality,
-    read_object,
     task_title,
     tested_once,
 )
@@ -218,7 +216,7 @@ def _data_of(methods: Methods) -> object:
     counts = {
         run.settings["seed"]: {
             client: [entry.get(n) for n in (NUM_EXAMPLES, NUM_TEST_EXAMPLES)]
-            for client, entry in read_object(run.directory / CLIENTS).items()
+            for client, entry in run.final.items()
         }
         for run in runs
     }

@@ -256,8 +256,8 @@ def run_result(
     settings: Settings,
     rows: Sequence[Row],
     tested: str,
-    clients: Mapping[str, Mapping[str, Any]] | None = None,
-    joined: Mapping[str, Mapping[str, Any]] | None = None,
+    clients: Mapping[str, Mapping[str, Any]],
+    joined: Mapping[str, Mapping[str, Any]],
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """Return the result of a run by its protocol.
 
@@ -271,9 +271,8 @@ def run_result(
         The rows of the journal, at least one.
     tested : str
         The model that the clients tested.
-    clients, joined : mapping, optional
-        The contents of ``clients.json`` and ``newcomers.json``; by default they are
-        read.
+    clients, joined : mapping
+        The contents of ``clients.json`` and ``newcomers.json``.
 
     Returns
     -------
@@ -281,8 +280,6 @@ def run_result(
         The entries of ``summary.json``; and each client's result, its mean of the first
         metric of `QUALITY`.
     """
-    clients = read_object(directory / CLIENTS) if clients is None else clients
-    joined = read_object(directory / NEWCOMERS) if joined is None else joined
     protocol = str(settings["result-protocol"])
     final = result_rows(rows, protocol, int(settings["evaluate-last"]))
     metric = quality({n for row in final for n, v in row.items() if is_number(v)})

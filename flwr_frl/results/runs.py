@@ -54,6 +54,8 @@ class StoredRun(NamedTuple):
         round.
     clients : mapping
         Each client's result, as in `run_result`.
+    final : mapping
+        The content of ``clients.json``.
     """
 
     directory: Path
@@ -64,6 +66,7 @@ class StoredRun(NamedTuple):
     rows: list[Row]
     summary: Mapping[str, Any]
     clients: Mapping[str, float]
+    final: Mapping[str, Mapping[str, Any]]
 
     @property
     def finished(self) -> bool:
@@ -90,11 +93,13 @@ def _read(
     settings = {**defaults(), **status.get("settings", {})}
     # A value of another type is an error here, where the page leaves the run out.
     settings["seed"] = int(settings["seed"])
+    final, joined = (read_object(directory / name) for name in (CLIENTS, NEWCOMERS))
     summary, clients = dict[str, Any](), dict[str, float]()
     if rows:
         chosen = {"result-protocol": protocol or settings["result-protocol"]}
         tested = str(status.get(TESTED_MODEL, ""))
-        summary, clients = run_result(directory, settings | chosen, rows, tested)
+        of_run = directory, settings | chosen, rows, tested, final, joined
+        summary, clients = run_result(*of_run)
     hidden = facts("always") | {"algorithm", "seed"}
     changed = {
         # The page may be sent to others, who need not know the path.
@@ -104,7 +109,7 @@ def _read(
     }
     written = max((time for time, _ in files), default=0)
     about = settings, changed, status, written
-    return StoredRun(directory, *about, rows, summary, clients)
+    return StoredRun(directory, *about, rows, summary, clients, final)
 
 
 def compared_runs(folder: Path, protocol: str) -> Methods:
