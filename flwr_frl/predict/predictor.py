@@ -93,9 +93,16 @@ class Predictor:
         """
         several = list(self._inputs_of(inputs))
         require(len(several) > 0, "inputs", inputs, "one or more")
-        parts = list(self._batches(several))
-        classes = [name for part in parts for name in part.classes]
-        return Prediction(classes, np.concatenate([part.outputs for part in parts]))
+        # Texts may differ in length.
+        size = BATCH_SIZE if isinstance(self.task, ImageTask | TableTask) else 1
+        batches = (several[i : i + size] for i in range(0, len(several), size))
+        outputs = torch.cat([self._outputs(batch) for batch in batches])
+        if names := self.classes:
+            best = [names[int(i)] for i in outputs.argmax(1)]
+            return Prediction(best, outputs.softmax(1).numpy())
+        if isinstance(self.task, TableTask):
+            outputs = self.task.numbers(outputs)
+        return Prediction([], outputs.numpy())
 
     def _inputs_of(self, inputs: Any) -> Iterable[tuple[str, str | Tensor]]:
         """Return the inputs, each with its place."""
@@ -148,37 +155,20 @@ class Predictor:
         require(valid, "inputs", given, f"uint8 pixels of shape (n, {size}), or files")
         return ((tensor - self.task.mean) / self.task.std).permute(0, 3, 1, 2)
 
-    def _batches(
-        self, inputs: Sequence[tuple[str, str | Tensor]]
-    ) -> Iterator[Prediction]:
-        """Yield the predictions for inputs, each with its place."""
-        # Texts may differ in length.
-        size = BATCH_SIZE if isinstance(self.task, ImageTask | TableTask) else 1
-        for start in range(0, len(inputs), size):
-            places, batch = zip(*inputs[start : start + size], strict=True)
-            read = []
-            for place, value in zip(places, batch, strict=True):
-                with unusable(place):
-                    is_read = isinstance(value, Tensor)
-                    read.append(value if is_read else self.task.read(value))
-            with unusable(places[0]), torch.no_grad():
-                outputs: Tensor = self.model(torch.stack(read))
-            for place, row in zip(places, outputs, strict=True):
-                with unusable(place):
-                    if not row.isfinite().all():
-                        raise ValueError("the model's output is not finite")
-            yield self._prediction(outputs)
-
-    def _prediction(self, outputs: Tensor) -> Prediction:
-        names = self.classes
-        if not names:
-            if isinstance(self.task, TableTask):
-                outputs = self.task.numbers(outputs)
-            return Prediction([], outputs.numpy())
+    def _outputs(self, batch: Sequence[tuple[str, str | Tensor]]) -> Tensor:
+        """Return the model's outputs for some inputs, each with its place."""
+        read: list[Tensor] = []
+        for place, each in batch:
+            with unusable(place):
+                read.append(self.task.read(each) if isinstance(each, str) else each)
+        with unusable(batch[0][0]), torch.no_grad():
+            outputs: Tensor = self.model(torch.stack(read))
+        for (place, _), row in zip(batch, outputs, strict=True):
+            with unusable(place):
+                if not row.isfinite().all():
+                    raise ValueError("the model's output is not finite")
         # The last position of a sequence holds the prediction.
-        scores = outputs if outputs.ndim == 2 else outputs[..., -1]
-        best = [names[int(i)] for i in scores.argmax(1)]
-        return Prediction(best, scores.softmax(1).numpy())
+        return outputs[..., -1] if self.classes and outputs.ndim > 2 else outputs
 
 
 def load_model(path: FilePath) -> Predictor:

@@ -19,9 +19,8 @@ figure { margin: 0; max-width: 100% } figcaption { font-weight: 600 }
 table { border-collapse: collapse; min-width: 100%; font-size: .85rem }
 .box th { position: sticky; top: 0; background: #f4f6f8 }
 .box th, .box td { padding: .3rem .4rem; text-align: left; unicode-bidi: isolate }
-.box td { white-space: nowrap }
-.box td.long { white-space: normal; min-width: 20rem; overflow-wrap: anywhere }
-.swatch { display: inline-block; width: .8em; height: .8em; margin-right: .4em }
+.box td { min-width: 5rem }
+.box td:first-child { font-weight: 600 }
 """
 
 # Strangers' names reach the page only as text nodes (`append`, `textContent`).
@@ -35,18 +34,10 @@ function make(tag, properties = {}, ...children) {
 }
 
 /* A table of texts, the first row being the headings. 2000 rows are shown. */
-function table(id, [headings, ...rows], decorate = String) {
-  const head = make('tr', {}, ...headings.map(text => make('th', {}, text)));
-  const body = rows.slice(0, 2000).map(([name, ...texts]) => make(
-    'tr', {}, make('td', {}, decorate(name)),
-    ...texts.map(text => make(
-      'td', { className: text.length > 40 ? 'long' : '' }, text))));
-  place(id).replaceChildren(make('table', {}, head, ...body));
-}
-function named(name) {
-  const swatch = make('span', { className: 'swatch' });
-  swatch.style.background = data.methods.find(method => method.name === name).colour;
-  return make('b', {}, swatch, name);
+function table(id, [headings, ...rows]) {
+  const row = (tag, texts) => make('tr', {}, ...texts.map(text => make(tag, {}, text)));
+  place(id).replaceChildren(make('table', {}, row('th', headings),
+    ...rows.slice(0, 2000).map(texts => row('td', texts))));
 }
 
 const ERRORS = ['distance', 'error', 'loss'];
@@ -117,7 +108,7 @@ function show() {
   place('none').textContent = data.methods.length ? '' : 'There are no results yet.';
   for (const name of ['task', 'settings', 'legend'])
     place(name).textContent = data[name] || 'none';
-  table('methods', data.table, named);
+  table('methods', data.table);
   table('clients', data.clients);
   draw();
 }
