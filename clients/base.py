@@ -45,9 +45,11 @@ from flwr_frl.common.settings import (
     Settings,
     SettingsError,
     defaults,
+    refuse_misspelt,
     require,
     setting,
     settings_of,
+    with_traits,
 )
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import current, random_state, set_random_state
@@ -67,6 +69,11 @@ from flwr_frl.task.training.trainer import TrainerSettings
 # A training loss, and the arrays to send if they are not those of the model
 Update = float | tuple[float, Mapping[str, Tensor]]
 C = TypeVar("C", bound="Client")
+# Methods that algorithms override
+CLIENT_HOOKS = (
+    *("deployed_model", "get_properties", "initial_group", "personalize"),
+    *("statistics", "update"),
+)
 
 
 @dataclass(frozen=True)
@@ -206,13 +213,14 @@ class Client(NumPyClient):
             if isinstance(groups, str | tuple | list):
                 names = (groups,) if isinstance(groups, str) else groups
                 setattr(cls, name, tuple(f"{n.removesuffix('.')}." for n in names))
+        refuse_misspelt(cls, CLIENT_HOOKS)
         cls._settings_type = settings_of(cls)
         parent = next(base for base in cls.__bases__ if issubclass(base, Client))
         # `supports_example_dp` describes these methods; an override declares it anew.
         names = "fit", "update", "train"
         if any(getattr(cls, name) is not getattr(parent, name) for name in names):
             traits = {"supports_example_dp": False, **traits}
-        cls._traits = replace(cls._traits, **traits)
+        cls._traits = with_traits(cls._traits, traits)
 
     def __init__(
         self, task: Task, index: int, state: PersonalState, settings: Any

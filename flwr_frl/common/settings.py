@@ -32,7 +32,7 @@ from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 from traceback import walk_tb
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args, get_origin
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -472,6 +472,20 @@ def declared(maker: Maker) -> dict[str, Declared]:
     return settings
 
 
+def refuse_misspelt(kind: type, hooks: Iterable[str]) -> None:
+    """Raise `SettingsError` for a new public method named nearly like a hook."""
+    inherited = {name for base in kind.__bases__ for name in dir(base)}
+    for name in vars(kind).keys() - inherited - {*hooks}:
+        near = difflib.get_close_matches(name, hooks, 3, cutoff=0.83)
+        # A longer name is a helper, such as `statistics_of`.
+        if near and abs(len(near[0]) - len(name)) <= 1 and not name.startswith("_"):
+            raise SettingsError(
+                f"{kind.__qualname__} defines {name!r}, which nothing calls; did you "
+                f"mean {' or '.join(map(repr, near))}? A helper needs another name",
+                "unknown-hook",
+            )
+
+
 def settings_of(kind: type[Any]) -> type[Any]:
     """Return a frozen dataclass of the settings that a class declares or inherits.
 
@@ -514,6 +528,17 @@ def settings_of(kind: type[Any]) -> type[Any]:
     return make_dataclass(
         name, fields, bases=tuple(bases), namespace=namespace, frozen=True
     )
+
+
+def with_traits(traits: T, changes: Mapping[str, Any]) -> T:
+    """Return a class's inherited traits, a dataclass, with its class keywords.
+
+    Raises `SettingsError` if a keyword is unknown.
+    """
+    known = [each.name for each in dataclasses.fields(cast(Any, traits))]
+    for name in changes.keys() - known:
+        raise unknown("class keyword", name, known, code="traits")
+    return cast(T, dataclasses.replace(cast(Any, traits), **changes))
 
 
 class Checked:

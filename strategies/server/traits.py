@@ -7,7 +7,7 @@ A subclass declares its traits in its class statement::
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
@@ -16,9 +16,11 @@ from flwr_frl.common.settings import (
     Checked,
     Settings,
     build,
+    refuse_misspelt,
     require,
     setting,
     settings_of,
+    with_traits,
 )
 from flwr_frl.strategies.server.aggregation import RULES, RuleName
 from flwr_frl.strategies.server.optimizer import OptimizerName
@@ -29,6 +31,11 @@ UNCLIPPED = tuple(rule for rule in RULES if "clip" not in rule)
 NO_OPTIMIZER = {"server-optimizer": ("none",)}
 NO_SECOND_MOMENT = {"server-optimizer": ("none", "momentum")}
 NO_BETA2 = {"server-optimizer": ("none", "momentum", "adagrad")}
+# Methods that algorithms override
+STRATEGY_HOOKS = (
+    *("aggregate", "begin", "check_reply", "for_evaluation", "initialize", "metrics"),
+    *("per_client", "weights"),
+)
 
 
 @dataclass(frozen=True)
@@ -203,8 +210,15 @@ class Algorithm(FlowerStrategy):
     settings: Any
 
     def __init_subclass__(cls, **traits: Any) -> None:
-        """Derive the subclass's traits from the inherited ones."""
+        """Derive the subclass's traits from the inherited ones.
+
+        Raises
+        ------
+        SettingsError
+            If a trait is unknown.
+        """
         super().__init_subclass__()
+        refuse_misspelt(cls, STRATEGY_HOOKS)
         # A class, which a strategy beside it names, or its import path.
         if isinstance(client := traits.get("client"), type):
             traits["client"] = f"{client.__module__}:{client.__qualname__}"
@@ -216,7 +230,7 @@ class Algorithm(FlowerStrategy):
         overrides = aggregates is not inspect.getattr_static(parent, "aggregate", None)
         if overrides and cls._traits.uses_mean == "only":
             traits = {"uses_mean": "also", **traits}
-        cls._traits = replace(cls._traits, **traits)
+        cls._traits = with_traits(cls._traits, traits)
 
     def _set_settings(self, values: Mapping[str, Any]) -> None:
         """Validate settings, and make those of the algorithm attributes."""

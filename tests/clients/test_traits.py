@@ -85,6 +85,10 @@ def test_a_new_fit_does_not_inherit_example_level_privacy():
     assert supports(declared)
 
 
+def test_invalid_traits_raise_a_one_line_error():
+    assert_says("did you mean 'requires'", type, "Own", (Client,), {}, require=())
+
+
 @pytest.mark.parametrize(
     ("kind", "task", "line"),
     [

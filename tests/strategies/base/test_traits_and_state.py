@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from function_clients import grid_of, train_once
 
+from flwr_frl.clients import FedRepClient
 from flwr_frl.common.settings import SettingsError, declared, setting
 from flwr_frl.strategies import FedAvg, FedProx, FedRep, Strategy
 from flwr_frl.strategies.server.checkpoint import State
@@ -57,7 +58,9 @@ def test_an_override_has_no_client_dp_unless_it_states_what_it_uses(method) -> N
     assert caught.value.code == "server-dp-noise"
 
 
-def test_invalid_class_keyword_fails_with_a_one_line_error() -> None:
+def test_unknown_class_keyword_fails_with_a_one_line_error() -> None:
+    with pytest.raises(SettingsError, match="did you mean 'client'"):
+        type("Mine", (FedAvg,), {}, clinet="mine:Client")
     with pytest.raises(SettingsError, match=r"^uses_mean is True; expected only, .*$"):
         type("Mine", (FedAvg,), {}, uses_mean=True)
 
@@ -138,6 +141,19 @@ def test_a_setting_that_is_declared_again_keeps_its_value() -> None:
     assert Nearly(4).extra == 4
     with pytest.raises(SettingsError):
         Nearly(proximal_mu=2.0)
+
+
+@pytest.mark.parametrize(
+    ("base", "name", "near"),
+    [(FedAvg, "agregate", "'aggregate'"), (FedRepClient, "udpate", "'update'")],
+)
+def test_a_misspelt_hook_is_an_error(base, name, near) -> None:
+    def method(self, *arguments):
+        pass
+
+    with pytest.raises(SettingsError, match=near) as caught:
+        type("Mine", (base,), {name: method})
+    assert caught.value.code == "unknown-hook"
 
 
 def test_arrays_that_aggregate_has_returned_cannot_be_changed() -> None:
