@@ -38,7 +38,6 @@ from flwr_frl.common.run_cache import begin_run, current_run
 from flwr_frl.common.secure.messages import SECURE
 from flwr_frl.common.settings import Resolved, Settings, SettingsError, require
 from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
-from flwr_frl.task.held_out import fewer
 from flwr_frl.task.training.cohort import each_together
 
 
@@ -192,17 +191,11 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
 
     @app.evaluate(keys.NEWCOMER)
     def newcomer(message: Message, context: Context) -> Message:
-        setup, config = app.read_message(message, context)
-        client = build_client(context, setup, config)
-        arrays, seed = unpack(message.content, client), int(setup.run["seed"])
-        # The share of the training examples that is used.
-        share = float(config.get(keys.SHARE, 1.0))
-        client.task = fewer(client.task, client._index, share, seed)
-        client._receive(arrays, config)
+        client = app.client(message, context)
+        client._receive(unpack(message.content, client), client.config)
         client.personalize()
-        loss, n, metrics = client._test(client.deployed_model())
-        metrics[keys.FITTED] = len(client.task.train_examples(client._index))
-        return pack_evaluation(message, client, (loss, n, metrics))
+        result = client._test(client.deployed_model())
+        return pack_evaluation(message, client, result)
 
     @app.query()
     def query(message: Message, context: Context) -> Message:

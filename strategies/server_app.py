@@ -32,7 +32,7 @@ from flwr_frl.strategies.algorithms import build_strategy, settings_owners
 from flwr_frl.strategies.base import Strategy, reliable_grid
 from flwr_frl.strategies.grids.speeds import SimulatedArrivals, speed_model
 from flwr_frl.strategies.server.checkpoint import Checkpoint, State
-from flwr_frl.strategies.server.evaluation import ByExamples, check_newcomers
+from flwr_frl.strategies.server.evaluation import check_newcomers
 from flwr_frl.strategies.server.loop import KeepClients, Loop
 from flwr_frl.strategies.server.run_settings import RunSettings
 from flwr_frl.strategies.server.secure import SecureGrid, SecureSettings, check_secure
@@ -157,7 +157,7 @@ def _timed(grid: Grid, settings: Settings, nodes: list[int], seconds: float) -> 
 
 
 def _final_clients(
-    strategy: Strategy, joined: ByExamples
+    strategy: Strategy, joined: Mapping[str, Mapping[str, float]]
 ) -> tuple[dict[str, dict[str, Any]], dict[str, dict[str, Any]]]:
     """Return the final metrics and numbers of examples of clients and of newcomers.
 
@@ -177,7 +177,7 @@ def _final_clients(
         for about in (keys.NUM_EXAMPLES, keys.NUM_TEST_EXAMPLES):
             data[about] = client.properties.get(about)
         if name in joined:
-            newcomers[label] = {**data, "by-examples": joined[name]}
+            newcomers[label] = {**joined[name], **data}
         elif not client.is_newcomer:
             metrics = evaluation.metrics.get(name, {})
             clients[label] = {n: v for n, v in metrics.items() if n not in data}

@@ -1,4 +1,4 @@
-"""Validation sets, and tasks with fewer training examples."""
+"""Validation sets."""
 
 import copy
 from collections.abc import Mapping
@@ -15,8 +15,8 @@ from flwr_frl.task.metrics import named_metrics
 
 # Number of clients whose splits are cached; the most recent ones.
 CACHED_CLIENTS = 32
-# Distinguish these random draws from others with the same seed.
-VALIDATION, FEWER = 0x7A11D, 0xFE3E5
+# Distinguishes these random draws from others with the same seed.
+VALIDATION = 0x7A11D
 
 
 @dataclass(frozen=True)
@@ -127,30 +127,6 @@ def split(
         order = rng.permutation(n)
     train = examples.subset(np.sort(order[:kept]))
     return train, examples.subset(np.sort(order[n - count :])).without_augmentation()
-
-
-def fewer(task: Task, client: int, share: float, seed: int) -> Task:
-    """Return a task in which a client has only a share of its training examples.
-
-    Parameters
-    ----------
-    task : Task
-        The task.
-    client : int
-        Index of the client, from 0.
-    share : float
-        Share of the examples; at least one is kept. A smaller share is a subset of a
-        larger one.
-    seed : int
-        Determines the examples, together with the client.
-    """
-    if share >= 1:
-        return task
-    examples = task.train_examples(client)
-    n = len(examples)
-    order = np.random.default_rng([seed, client, FEWER]).permutation(n)
-    subset = examples.subset(np.sort(order[: max(1, int(n * share + 0.5))]))
-    return changed(task, {"train_examples": lambda other: subset})
 
 
 def changed(task: Task, attributes: Mapping[str, Any]) -> Task:

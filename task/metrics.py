@@ -26,7 +26,7 @@ Metric = Callable[[Tensor, Tensor], Tensor | float]
 RESERVED = frozenset(
     (
         *("accuracy", "loss", "global-nc2", "local-nc2", "train-loss", "class-counts"),
-        *("num-examples", "num-test-examples", "last-round", "evaluated-in", "fitted"),
+        *("num-examples", "num-test-examples", "last-round", "evaluated-in"),
         *("round", "rounds", "seconds", "seconds-simulated", "seeds", "bits", "bytes"),
         *("clients", "asked", "rejected", "unanswered", "evaluated"),
         *("accuracy-weighted", "accuracy-global", "accuracy-newcomers"),

@@ -81,10 +81,6 @@ IN_MEAN = "in-mean"
 REGISTERED_NAME = "registered-name"
 # Entries that differ between the clients of a round.
 OF_A_CLIENT = ACKNOWLEDGED_ROUND, CHECKPOINT_ROUND, REGISTERED_NAME, IN_MEAN
-# Newcomers: the fraction of a client's examples on which personal parameters are
-# fitted, and the number of these examples.
-SHARE = "share"
-FITTED = "fitted"
 
 # Actions of queries.
 INITIAL_ARRAYS = "arrays"

@@ -325,14 +325,13 @@ def over_seeds(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def summarize_newcomers(joined: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Return ``accuracy-newcomers``: the mean after training on all examples.
+    """Return ``accuracy-newcomers``, the mean over the newcomers.
 
     Without accuracies it is ``error-newcomers`` or ``loss-newcomers``. ``joined`` is
     the content of ``newcomers.json``.
     """
-    last = [entry["by-examples"][-1] for entry in joined.values()]
     for name in ("accuracy", "error", "loss"):
-        if values := [metrics[name] for metrics in last if name in metrics]:
+        if values := [each[name] for each in joined.values() if name in each]:
             return {f"{name}-newcomers": float(np.mean(values))}
     return {}
 

@@ -23,11 +23,6 @@ if TYPE_CHECKING:
 
 # Names in checkpoints of the clients' latest metrics, and of the rounds of these.
 TESTED, TESTED_IN = "tested", "tested-in"
-# Fractions of a newcomer's examples on which it trains its personal part.
-SHARES = (1 / 8, 1 / 4, 1 / 2, 1.0)
-
-# By a newcomer's name: its metrics for each number of examples, in increasing order.
-ByExamples = dict[str, list[dict[str, float]]]
 
 
 class Evaluation:
@@ -166,10 +161,8 @@ def let_join(
     arrays: ArrayRecord,
     server_round: int,
     timeout: float,
-) -> ByExamples:
-    """Let newcomers train their personal parts on growing fractions of their examples.
-
-    After each training the model is tested.
+) -> dict[str, dict[str, float]]:
+    """Let newcomers train their personal parts, and test their models.
 
     Parameters
     ----------
@@ -182,35 +175,19 @@ def let_join(
     server_round : int
         The last round.
     timeout : float
-        Seconds to wait for the replies for one fraction of the examples.
+        Seconds to wait for the replies.
 
     Returns
     -------
     dict
-        Metrics by newcomer and number of examples (``num-examples``). Newcomers without
-        a valid reply to the last request, for all their examples, are left out.
+        Metrics by newcomer. Newcomers without a valid reply are left out.
     """
     nodes = strategy._run.clients.newcomers()
-    metrics_of: dict[str, dict[int, dict[str, float]]] = {}
-    answered: set[str] = set()
     if not nodes:
         log(WARNING, "no client says that it is new; only simulated ones do")
-    for share in SHARES if nodes else ():
-        config = ConfigRecord({keys.SHARE: share})
-        kind = f"{MessageType.EVALUATE}.{keys.NEWCOMER}"
-        round = Round(strategy, server_round, arrays, config, nodes, kind)
-        asked = strategy._open_round(round)
-        round.close(grid.send_and_receive(asked, timeout=timeout))
-        answered = {reply.client for reply in round.replies}
-        for reply in round.replies:
-            metrics = dict(reply.metrics)
-            # The number of examples for training in place of those for the test.
-            count = metrics[keys.NUM_EXAMPLES] = int(metrics.pop(keys.FITTED, 0))
-            # With few examples, two fractions may be the same number of examples.
-            metrics_of.setdefault(reply.client, {})[count] = metrics
-    # Without all its examples a newcomer's value cannot be compared with the others'.
-    for name in metrics_of.keys() - answered:
-        label = strategy._run.clients.label(name)
-        log(WARNING, "new client %s fell silent, and is left out", label)
-        del metrics_of[name]
-    return {name: list(entries.values()) for name, entries in metrics_of.items()}
+        return {}
+    kind = f"{MessageType.EVALUATE}.{keys.NEWCOMER}"
+    round = Round(strategy, server_round, arrays, ConfigRecord(), nodes, kind)
+    asked = strategy._open_round(round)
+    round.close(grid.send_and_receive(asked, timeout=timeout))
+    return {reply.client: reply.metrics for reply in round.replies}

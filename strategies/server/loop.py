@@ -32,7 +32,7 @@ from flwr_frl.results.results import (
 )
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.checkpoint import Checkpoint
-from flwr_frl.strategies.server.evaluation import ByExamples, let_join
+from flwr_frl.strategies.server.evaluation import let_join
 from flwr_frl.strategies.server.run_settings import RunSettings
 
 # Lists of clients in the row of a round.
@@ -159,7 +159,7 @@ class Loop:
         # When the status is written next.
         self._due = 0.0
 
-    def run(self, grid: Grid) -> ByExamples:
+    def run(self, grid: Grid) -> dict[str, dict[str, float]]:
         """Run all rounds that are left, let newcomers join, and keep the status.
 
         If the resumed run is over, only an evaluation is run, as the report needs each
@@ -191,7 +191,7 @@ class Loop:
         self.write_status("finished")
         return newcomers
 
-    def _run(self, grid: Grid) -> ByExamples:
+    def _run(self, grid: Grid) -> dict[str, dict[str, float]]:
         self._grid, settings, after = grid, self.settings, self.start.server_round
         rounds = range(after + 1, self.settings.num_server_rounds + 1)
         if 0 < settings.patience <= best_round(self.report.rows)[1]:

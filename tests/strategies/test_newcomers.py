@@ -5,17 +5,7 @@ import json
 import numpy as np
 import pytest
 from flwr.app import MessageType
-from softmax_runs import (
-    RATE,
-    N,
-    assert_near,
-    draw,
-    gradient,
-    loss_of,
-    matrix,
-    run,
-    start,
-)
+from softmax_runs import RATE, N, assert_near, gradient, loss_of, matrix, run, start
 
 from flwr_frl import simulate
 from flwr_frl.clients.device.setup import newcomers
@@ -31,7 +21,7 @@ SHARED = {"new_clients": 2, "fraction_train": 1.0, "newcomer_epochs": EPOCHS}
 
 
 def joined(algorithm: str, **more):
-    """Return the trained run, and each newcomer's metrics by number of examples."""
+    """Return the trained run, and each newcomer's metrics."""
     result = run(algorithm, 2, **SHARED, **more)
     arrays = to_record(result.arrays[-1])
     metrics = let_join(result.strategy, result.grid, arrays, 2, 60.0)
@@ -46,7 +36,7 @@ def descend(theta, i, slope_of):
 
 
 def test_newcomers_do_not_train_with_others():
-    result, metrics = joined("fedper", evaluate=True)
+    result, _ = joined("fedper", evaluate=True)
     others = [i for i in range(N) if i not in NEW]
     assert result.trained == [others, others]
     assert [row["evaluated"] for row in result.rows] == [len(others)] * 2
@@ -56,17 +46,14 @@ def test_newcomers_do_not_train_with_others():
         if m.metadata.message_type in (MessageType.TRAIN, MessageType.EVALUATE)
     }
     assert asked == set(others)
-    assert [entries[-1]["num-examples"] for entries in metrics] == [
-        6 + 3 * i for i in NEW
-    ]
 
 
 def test_newcomer_fits_its_own_head():
     # The representation of the model has no parameters, so the head is the whole model.
     _, metrics = joined("fedper")
-    for i, entries in zip(NEW, metrics, strict=True):
+    for i, entry in zip(NEW, metrics, strict=True):
         theta = descend(start(), i, gradient)
-        assert entries[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
+        assert entry["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -84,11 +71,11 @@ def test_newcomer_fits_its_own_head():
 def test_newcomer_trains_near_the_shared_model(algorithm, settings, epochs, pull):
     result, metrics = joined(algorithm, **settings)
     w = matrix(result.arrays[-1])
-    for i, entries in zip(NEW, metrics, strict=True):
+    for i, entry in zip(NEW, metrics, strict=True):
         theta = w
         for _ in range(epochs):
             theta = theta - RATE * (gradient(theta, i) + pull * (theta - w))
-        assert entries[-1]["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
+        assert entry["loss"] == pytest.approx(loss_of(theta, i), abs=1e-5)
 
 
 def test_newcomer_that_stops_replying_is_omitted(monkeypatch):
@@ -96,11 +83,7 @@ def test_newcomer_that_stops_replying_is_omitted(monkeypatch):
     answers, dead = result.grid.send_and_receive, NEW[0] + 1
 
     def send_and_receive(messages, **how):
-        asked = list(messages)
-        is_last = asked[0].content.config_records["config"]["share"] == 1
-        return answers(
-            [m for m in asked if not is_last or m.metadata.dst_node_id != dead], **how
-        )
+        return answers([m for m in messages if m.metadata.dst_node_id != dead], **how)
 
     monkeypatch.setattr(result.grid, "send_and_receive", send_and_receive)
     arrays = to_record(result.arrays[-1])
@@ -111,7 +94,7 @@ def test_newcomer_that_stops_replying_is_omitted(monkeypatch):
 def test_newcomer_of_an_algorithm_with_extra_parts_uses_its_fit():
     # FedRoD has no representation here; only the personal head is trained.
     result, metrics = joined("fedrod")
-    assert all(np.isfinite(entries[-1]["loss"]) for entries in metrics)
+    assert all(np.isfinite(entry["loss"]) for entry in metrics)
     generic = {name: array.tobytes() for name, array in result.arrays[-1].items()}
     asked = [
         m for m in result.grid.sent if m.metadata.message_type.endswith("newcomer")
@@ -129,19 +112,9 @@ def test_newcomer_of_apfl_trains_its_part_of_the_mixture(alpha):
     def mixed(v):
         return alpha * v + (1 - alpha) * w
 
-    for i, entries in zip(NEW, metrics, strict=True):
+    for i, entry in zip(NEW, metrics, strict=True):
         v = descend(w, i, lambda v, i: alpha * gradient(mixed(v), i))
-        assert entries[-1]["loss"] == pytest.approx(loss_of(mixed(v), i), abs=1e-5)
-
-
-def test_newcomers_fit_with_fewer_examples():
-    _, metrics = joined("fedper")
-    for i, entries in zip(NEW, metrics, strict=True):
-        n = len(draw(i)[0])
-        shares = [max(1, int(n / k + 0.5)) for k in (8, 4, 2, 1)]
-        assert [m["num-examples"] for m in entries] == sorted(set(shares))
-        # Fewer examples give a different head.
-        assert len({m["loss"] for m in entries}) == len(entries)
+        assert entry["loss"] == pytest.approx(loss_of(mixed(v), i), abs=1e-5)
 
 
 @pytest.mark.parametrize("algorithm", ["fedrep", "flute"])
@@ -161,14 +134,9 @@ def test_linear_heads_are_solved_exactly(tmp_path, algorithm):
     errors = []
     for i in new:
         x, y = task.draw(i)
-        steps = entries[f"{i:06d}"]["by-examples"]
-        assert [step["num-examples"] for step in steps] == [1, 2, 4, 8]
-        for step in steps:
-            m = step["num-examples"]
-            w = np.linalg.pinv(x[:m] @ b) @ y[:m]
-            expected = np.linalg.norm(b @ w - task.models[:, i])
-            assert step["error"] == pytest.approx(expected)
-        errors.append(steps[-1]["error"])
+        w = np.linalg.pinv(x @ b) @ y
+        errors.append(np.linalg.norm(b @ w - task.models[:, i]))
+        assert entries[f"{i:06d}"]["error"] == pytest.approx(errors[-1])
     assert result.summary["error-newcomers"] == pytest.approx(np.mean(errors))
     assert_near(solve_head(b, x, y), w)
 

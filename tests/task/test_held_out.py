@@ -7,7 +7,7 @@ from torch import nn
 
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
-from flwr_frl.task.held_out import EvaluationSettings, fewer, split, with_evaluation
+from flwr_frl.task.held_out import EvaluationSettings, split, with_evaluation
 from flwr_frl.task.metrics import balanced_accuracy, macro_f1
 from flwr_frl.task.models import SplitModel
 
@@ -89,14 +89,6 @@ def test_task_with_a_validation_fraction():
     # The original task is unchanged.
     assert len(task.train_examples(0)) == 10
     assert code_of(EvaluationSettings, evaluate_on="validation") == "evaluate-on"
-
-
-def test_a_smaller_share_is_a_subset_of_a_larger_one():
-    task = task_of(3, 10)
-    some = {s: numbers(fewer(task, 1, s, 0).train_examples(1)) for s in (0.01, 0.5)}
-    assert [len(part) for part in some.values()] == [1, 5]
-    assert set(some[0.01]) < set(some[0.5]) < set(range(10))
-    assert fewer(task, 1, 1.0, 0) is task
 
 
 def test_balanced_accuracy_and_macro_f1():

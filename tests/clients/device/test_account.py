@@ -128,9 +128,8 @@ def test_evaluations_report_epsilon(tmp_path):
     trained(app, arrays, again, server_round=1, acknowledged_round=0)
     assert told(again)["example-epsilon"] == spent(20 / n, 2 * steps)
     # A newcomer trains its head for ten epochs.
-    metrics = told(context_of(0, 10), "evaluate.newcomer", share=0.5)
-    rate = 20 / metrics["fitted"]
-    assert metrics["example-epsilon"] == spent(rate, 10 * int(np.ceil(1 / rate)))
+    metrics = told(context_of(0, 10), "evaluate.newcomer")
+    assert metrics["example-epsilon"] == spent(20 / n, 10 * int(np.ceil(n / 20)))
 
 
 def test_a_device_can_set_its_own_noise():
