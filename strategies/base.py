@@ -25,9 +25,11 @@ from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
     Request,
     entries_of,
+    is_finite,
     layout_of,
     memory_record,
     sendable,
+    size_of,
 )
 from flwr_frl.common.command_line import shorten_errors
 from flwr_frl.common.compression import UploadSettings
@@ -42,10 +44,8 @@ from flwr_frl.strategies.server.privacy import ClientPrivacy, check_no_counters
 from flwr_frl.strategies.server.replies import (
     REPLY_ALLOWANCE,
     RunningMean,
-    is_finite,
     metric_record,
     rounded_to,
-    size_of,
     to_record,
 )
 from flwr_frl.strategies.server.replies import Arrays as Arrays
@@ -534,7 +534,7 @@ class Strategy(Algorithm, uses_mean="only"):
             for array in result.values():
                 # The messages and the checkpoint hold them without copies.
                 array.flags.writeable = False
-            if is_finite(result):
+            if is_finite(*result.values()):
                 return memory_record(result)
             why = "the result is not finite"
         log(WARNING, "round %d: %s; the old arrays stay", round.number, why)

@@ -12,12 +12,12 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from flwr_frl.common.arrays import memory_record
+from flwr_frl.common.arrays import memory_record, size_of
 from flwr_frl.common.messages import BATCH_NORM, SERVER_ROUND
 from flwr_frl.common.settings import require, setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.inbox import Closing
-from flwr_frl.strategies.server.replies import Arrays, rounded_to, size_of
+from flwr_frl.strategies.server.replies import Arrays, rounded_to
 from flwr_frl.strategies.server.round import SAMPLED, Round
 from flwr_frl.strategies.server.traits import Algorithm
 from flwr_frl.strategies.wrapping import ClosesEarly, Wrapping

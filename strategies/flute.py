@@ -15,13 +15,14 @@ from flwr.app import ArrayRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.common.arrays import is_finite
 from flwr_frl.common.messages import NUM_EXAMPLES
 from flwr_frl.common.settings import SettingsError, setting
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.base import Arrays, Round, Strategy, stored
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT, gaussian_start
 from flwr_frl.strategies.server.clients import ClientInfo
-from flwr_frl.strategies.server.replies import Floats, is_finite, to_record
+from flwr_frl.strategies.server.replies import Floats, to_record
 
 HEAD_WEIGHT = "head.weight"
 
@@ -44,7 +45,7 @@ class HeadsOnServer(Strategy):
         """
         for i, reply in enumerate(round.replies):
             head = {name: array[i].copy() for name, array in stacked.items()}
-            if is_finite(head):
+            if is_finite(*head.values()):
                 self.heads[reply.client] = head
             else:
                 label = self._run.clients.label(reply.client)
@@ -222,7 +223,7 @@ class FLUTELinear(
         reg_w = 2 * (2 * self.gamma2 * ww - self.gamma1 * bb) @ w
         new_b = b - self.learning_rate * (grad_b + reg_b)
         new_w = w - self.learning_rate * (grad_w + reg_w)
-        if not is_finite({REPRESENTATION_WEIGHT: new_b}):
+        if not is_finite(new_b):
             return None
         self.save_heads(round, {HEAD_WEIGHT: new_w.T[:, None]})
         return {REPRESENTATION_WEIGHT: new_b.T}

@@ -11,11 +11,12 @@ from flwr.app import Message, MessageType
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.common.arrays import is_finite
 from flwr_frl.common.messages import ARRAYS
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Arrays, Reply, Round, Strategy, stored
 from flwr_frl.strategies.grids.inbox import GridDecorator
-from flwr_frl.strategies.server.replies import is_finite, to_record
+from flwr_frl.strategies.server.replies import to_record
 
 Floats = npt.NDArray[np.floating[Any]]
 Network = dict[str, Floats]
@@ -152,7 +153,7 @@ class PFedHN(
             momentum[name] = beta * momentum[name] + slope
             values[name] = values[name] - rate * momentum[name]
         new = {"values": values, "momentum": momentum}
-        if all(map(is_finite, new.values())):
+        if all(is_finite(*arrays.values()) for arrays in new.values()):
             own = {name: arrays.pop(EMBEDDING) for name, arrays in new.items()}
             self.embeddings[reply.client], self.network = own, new
         else:

@@ -412,7 +412,7 @@ class PersonalState:
             arrays = {
                 name: np.array(value, order="C") for name, value in arrays.items()
             }
-            if not all(map(is_finite, arrays.values())):
+            if not is_finite(*arrays.values()):
                 raise TrainingDivergedError(
                     f"the state of round {round_} is not finite; that of round "
                     f"{self.round} stays"

@@ -12,14 +12,8 @@ from typing import Literal, cast, get_args
 
 import numpy as np
 
-from flwr_frl.strategies.server.replies import (
-    Arrays,
-    Floats,
-    NDArray,
-    is_finite,
-    mean,
-    rounded_to,
-)
+from flwr_frl.common.arrays import is_finite
+from flwr_frl.strategies.server.replies import Arrays, Floats, NDArray, mean, rounded_to
 
 Sent = Mapping[str, NDArray]
 Rule = Callable[[Sequence[float], Sequence[Arrays], Sent], Arrays | None]
@@ -149,7 +143,7 @@ def about_last_change(
     # The difference of two scalars is no array.
     change = {n: np.asarray(np.subtract(moved[n], sent[n])) for n in floats}
     # An infinite v would make the results of all later rounds unusable.
-    return moved, change if is_finite(change) else {}
+    return moved, change if is_finite(*change.values()) else {}
 
 
 def multi_krum(

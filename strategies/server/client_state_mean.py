@@ -8,9 +8,10 @@ from flwr.app import ConfigRecord
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.common.arrays import is_finite
 from flwr_frl.common.messages import IN_MEAN
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
+from flwr_frl.strategies.server.replies import Arrays, rounded_to
 from flwr_frl.strategies.server.round import Round
 
 
@@ -71,7 +72,7 @@ class ClientStateMean(Strategy, replies_are_changes=True, uses_mean="only"):
             name: rounded_to(round.arrays[name].dtype, np.asarray(array, np.float64))
             for name, array in new.items()
         }
-        if not is_finite(new):
+        if not is_finite(*new.values()):
             return None
         self.state |= state
         self.in_mean.update({reply.client: True for reply in round.replies})

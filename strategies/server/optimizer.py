@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flwr_frl.common.arrays import is_parameter
-from flwr_frl.strategies.server.replies import Arrays, is_finite, rounded_to
+from flwr_frl.common.arrays import is_finite, is_parameter
+from flwr_frl.strategies.server.replies import Arrays, rounded_to
 
 OptimizerName = Literal["none", "momentum", "adam", "yogi", "adagrad"]
 # Key of the moments m and v in the strategy's state.
@@ -73,6 +73,6 @@ def optimizer_step(
             moments["v"][name] = rounded_to(precision, v)
         moments["m"][name] = rounded_to(precision, m)
         new[name] = rounded_to(value.dtype, sent[name] + rate * step)
-    if all(map(is_finite, (new, *moments.values()))):
+    if all(is_finite(*each.values()) for each in (new, *moments.values())):
         state[MOMENTS] = moments
     return new

@@ -4,7 +4,6 @@
 that a reply declares never determines how much memory is allocated.
 """
 
-import io
 import operator
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,19 +15,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
+    LARGEST,
     NPY,
     Layout,
-    MemoryArray,
     RowArrays,
     RowReply,
     entries_of,
     finite_rows,
-    header,
+    is_finite,
     is_parameter,
     memory_record,
-    num_bytes,
+    size_of,
+    values_of,
 )
-from flwr_frl.common.arrays import is_finite as all_finite
 from flwr_frl.common.compression import UploadSettings, from_settings
 from flwr_frl.common.text import one_line
 
@@ -36,8 +35,6 @@ NDArray = npt.NDArray[np.generic]
 Floats = npt.NDArray[np.float64]
 Arrays = dict[str, NDArray]
 
-# Limit of absolute values, the largest of float32, so that sums stay finite.
-LARGEST = 3.4028235e38
 # Largest number of examples; floats represent it exactly.
 MOST_EXAMPLES = 2**53
 # Largest number of values that a client may report, and largest length of their names.
@@ -53,8 +50,6 @@ SHARES = ("accuracy", "accuracy-global")
 REPLY_FACTOR, REPLY_ALLOWANCE = 2, 2**24
 # Number of values that are scaled at a time, so that they stay in the cache.
 SLICE = 2**15
-# Types of values in a record, besides records.
-VALUES = (int, float, str, bytes, list)
 # Upper bound of an .npy header.
 MAX_HEADER = 4096
 
@@ -101,7 +96,7 @@ def check_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
         valid = (
             len(name) <= LONGEST_NAME
             and name.isprintable()
-            and _length(value) <= LONGEST_VALUE
+            and size_of(value) <= LONGEST_VALUE
             and all(abs(v) <= LARGEST for v in each if isinstance(v, (int, float)))
         )
         if valid and name in TEXTS:
@@ -118,15 +113,6 @@ def check_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return values
 
 
-def _length(value: object) -> int:
-    """Return the approximate size in bytes of a value, or of a list of values."""
-    if isinstance(value, (str, bytes)):
-        return len(value)
-    if isinstance(value, list):
-        return sum(map(_length, value))
-    return 1 if isinstance(value, bool) else 8
-
-
 def reply_properties(reply: Message) -> Mapping[str, Any]:
     """Return the properties in a reply; empty if there are none."""
     # Flower's `config_records` copies the dictionary.
@@ -135,23 +121,6 @@ def reply_properties(reply: Message) -> Mapping[str, Any]:
 
 
 # Arrays
-
-
-def _parsed(
-    data: bytes, shape: tuple[int, ...], dtype: np.dtype[np.generic]
-) -> NDArray:
-    """Return the array in the bytes of an .npy file of this shape and dtype."""
-    usual = header(shape, dtype)
-    start, fortran = len(usual), False
-    if not data.startswith(usual):
-        stream = io.BytesIO(data)
-        version = np.lib.format.read_magic(stream)
-        held, fortran, of = np.lib.format.read_array_header_1_0(stream)
-        if (version, held, of) != ((1, 0), shape, dtype):
-            raise ValueError(f"it holds {of}{list(held)}")
-        start = stream.tell()
-    values = np.frombuffer(data, dtype, offset=start)
-    return values.reshape(shape, order="F" if fortran else "C")
 
 
 def checked_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
@@ -182,21 +151,14 @@ def checked_arrays(reply: Message, key: str, expected: ArrayRecord) -> Arrays:
 
 def _checked(array: Array, like: Array) -> NDArray:
     """Return an array's values; raise unless it has the shape and type of another."""
-    dtype, shape = np.dtype(like.dtype), tuple(like.shape)
     declared = array.stype, array.dtype, tuple(array.shape)
-    if declared != (like.stype, like.dtype, shape):
-        expected = like.stype, like.dtype, shape
+    expected = like.stype, like.dtype, tuple(like.shape)
+    if declared != expected:
         raise ValueError(f"it is declared as {declared}, not {expected}")
-    if isinstance(array, MemoryArray):
-        values = array.values
-    else:
-        size = int(np.prod(shape)) * dtype.itemsize
-        if len(array.data) > size + MAX_HEADER:
-            raise ValueError(f"it has {len(array.data):,} bytes, not about {size:,}")
-        values = _parsed(array.data, shape, dtype)
-    if (values.shape, values.dtype) != (shape, dtype):
-        raise ValueError(f"it holds {values.dtype}{list(values.shape)}")
-    if not is_finite({"": values}):
+    if (size := size_of(array)) > (most := size_of(like) + MAX_HEADER):
+        raise ValueError(f"it has {size:,} bytes, more than {most:,}")
+    values = values_of(array)
+    if not is_finite(values):
         raise ValueError("its values are not finite, or too large")
     return values
 
@@ -238,7 +200,7 @@ def decompressed(
         with np.errstate(over="ignore"):
             moved = np.add(array, part.reshape(array.shape))
             arrays[name] = np.asarray(moved, array.dtype)
-    if not is_finite(arrays):
+    if not is_finite(*arrays.values()):
         raise InvalidReplyError("has a compressed change that is not finite")
     return {name: arrays[name] for name in like}
 
@@ -257,36 +219,7 @@ def reply_arrays(reply: Message) -> ArrayRecord:
     return record
 
 
-# Sizes
-
-
-def size_of(record: Mapping[str, Any]) -> int:
-    """Return the bytes of a record: serialised arrays, values and names.
-
-    Flower's envelope is not counted. Flower's own count of bytes fails on empty strings
-    and lists.
-    """
-    entries = record if isinstance(record, dict) else entries_of(record)
-    if isinstance(record, ArrayRecord):
-        return sum(map(len, entries)) + sum(map(num_bytes, entries.values()))
-    total = 0
-    for name, value in entries.items():
-        is_value = isinstance(value, VALUES)
-        total += len(name) + (_length(value) if is_value else size_of(value))
-    return total
-
-
-def row_size(reply: RowReply) -> int:
-    """Return the bytes of a reply that is a row; without messages, all have as many."""
-    rows = reply.arrays.rows
-    attached = len(rows.messages[reply.arrays.row]) if rows.messages else 0
-    if not rows.num_bytes:
-        records: dict[str, Any] = {keys.METRICS: reply.metrics}
-        if rows.messages:
-            records[keys.BYTES] = reply.attachments
-        others = len(keys.ARRAYS) + size_of(records) - attached
-        rows.num_bytes = rows.matrix.layout.num_bytes + others
-    return rows.num_bytes + attached
+# Rows
 
 
 def is_valid_row(reply: RowReply, layout: Layout | None) -> bool:
@@ -400,14 +333,6 @@ def rounded_to(
     # Arrays without dimensions stay arrays.
     values = np.rint(values) if is_integer and values.dtype != dtype else values
     return np.asarray(values).astype(dtype, copy=False)
-
-
-def is_finite(arrays: Mapping[str, NDArray]) -> bool:
-    """Return whether all values are finite and within float32's range."""
-    return all(
-        all_finite(a) and (a.dtype != np.float64 or bool((np.abs(a) <= LARGEST).all()))
-        for a in arrays.values()
-    )
 
 
 def to_record(arrays: Mapping[str, NDArray]) -> ArrayRecord:

@@ -18,7 +18,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import Layout, RowReply, entries_of, values_of
+from flwr_frl.common.arrays import Layout, RowReply, entries_of, size_of, values_of
 from flwr_frl.common.settings import SettingsError, require, unknown
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server import aggregation as rules
@@ -34,8 +34,6 @@ from flwr_frl.strategies.server.replies import (
     decompressed,
     error_reason,
     is_valid_row,
-    row_size,
-    size_of,
 )
 
 if TYPE_CHECKING:
@@ -453,7 +451,7 @@ class Round:
         strategy, name_of = self._strategy, self._strategy._run.clients.name_of
         layout = self.layout if self.like.keys() == {keys.ARRAYS} else None
         if isinstance(message, RowReply) and is_valid_row(message, layout):
-            values = row_size(message), message.metrics, {keys.ARRAYS: message.arrays}
+            values = message.num_bytes, message.metrics, {keys.ARRAYS: message.arrays}
             node = message.node
             reply = Reply(strategy, name_of(node), node, message, *values)
         elif message.has_error():

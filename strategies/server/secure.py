@@ -20,7 +20,13 @@ from flwr.serverapp import Grid
 from safetensors import SafetensorError
 
 from flwr_frl.common import messages as keys
-from flwr_frl.common.arrays import entries_of, memory_record, message_like, reply_with
+from flwr_frl.common.arrays import (
+    entries_of,
+    memory_record,
+    message_like,
+    reply_with,
+    size_of,
+)
 from flwr_frl.common.files import PRIVATE, write_atomically
 from flwr_frl.common.sealed import Arrays, seal, unseal
 from flwr_frl.common.secure import messages as steps
@@ -35,7 +41,6 @@ from flwr_frl.strategies.server.replies import (
     checked_arrays,
     reply_properties,
     rounded_to,
-    size_of,
 )
 
 # Texts that are sent to nodes, or by them, about other nodes.

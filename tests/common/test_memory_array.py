@@ -11,7 +11,7 @@ from flwr_frl.common.arrays import (
     MemoryArray,
     is_finite,
     memory_record,
-    num_bytes,
+    size_of,
     values_of,
 )
 
@@ -30,7 +30,7 @@ def test_records_equal_those_of_flower_s_constructor():
     for name, value in VALUES.items():
         array, expected = record[name], Array(np.array(value, order="C"))
         # The bytes have not been read yet.
-        assert num_bytes(array) == num_bytes(expected) == len(expected.data)
+        assert size_of(array) == size_of(expected) == len(expected.data)
         np.testing.assert_array_equal(values_of(array), value)
         assert array.object_id == expected.object_id
         # With its children, as it is sent over a network
@@ -58,11 +58,16 @@ def test_values_are_shared_and_cannot_be_written():
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_non_finite_values_are_detected(value, dtype):
-    values = np.full((3, 4), np.finfo(dtype).max, dtype)
-    # The sum of their squares overflows.
+    largest = min(np.finfo(dtype).max, np.finfo("float32").max)
+    values = np.full((3, 4), largest, dtype)
+    # The sum of the squares of float32 overflows.
     assert is_finite(values)
     values[1, 2] = value
-    assert not is_finite(values)
+    assert not is_finite(np.ones(2), values)
+
+
+def test_numbers_beyond_float32_do_not_count_as_finite():
+    assert not is_finite(np.array([1e39]))
 
 
 def test_pickled_and_truncated_bytes_are_rejected():

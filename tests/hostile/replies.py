@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 from mutations import WORDS, Rng, content_of, pick, scalar
 
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.arrays import is_finite
 from flwr_frl.common.settings import Settings, SettingsError, resolve
 from flwr_frl.results.results import strict_json
 from flwr_frl.strategies import ALGORITHMS, build_strategy
@@ -24,7 +25,6 @@ from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SimulatedArrivals, SpeedModel
 from flwr_frl.strategies.server.loop import run_rounds
-from flwr_frl.strategies.server.replies import is_finite
 
 CLIENTS = 5
 LIAR = 2
@@ -167,7 +167,7 @@ class Target:
         except Exception as error:
             outcome.fell.append(f"{what} raised {error!r}"[:300])
             return
-        if not is_finite(arrays):
+        if not is_finite(*arrays.values()):
             outcome.fell.append(f"{what} made a state that is not finite")
         rows = dict(metrics or {})
         if len(rows) > 60 or not all(map(is_finite_metric, rows.values())):

@@ -11,11 +11,11 @@ from mutations import WORDS, Rng, bytes_of, content_of, pick
 from replies import CLIENTS, LIAR, Outcome, is_finite_metric, settings_of, to
 
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.arrays import is_finite
 from flwr_frl.common.secure.messages import SECURE
 from flwr_frl.common.settings import build
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
-from flwr_frl.strategies.server.replies import is_finite
 from flwr_frl.strategies.server.secure import SecureGrid, SecureSettings
 
 ROUNDS = 4
@@ -79,7 +79,7 @@ def attack(rng: Rng, outcome: Outcome, folder: Path, algorithm: str) -> None:
             new, metrics = strategy.aggregate_train(number, replies)
             values = {} if new is None else {n: a.numpy() for n, a in new.items()}
             numbers = dict(metrics or {})
-            if not is_finite(values) or not all(
+            if not is_finite(*values.values()) or not all(
                 map(is_finite_metric, numbers.values())
             ):
                 outcome.fell.append(f"{what} made a result that is not finite")
