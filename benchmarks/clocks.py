@@ -26,7 +26,7 @@ PARTIAL = ("srpfl", "lg-srpfl", "flanp", "flanp-ft")
 # Settings that affect only the clock of synchronous methods
 CLOCK = (
     *("speed-model", "straggler-fraction", "initial-nodes", "rounds-per-stage"),
-    *("concurrency", "buffer-size", "max-staleness"),
+    *("concurrency", "buffer-size"),
 )
 Rows = list[dict[str, Any]]
 
@@ -53,7 +53,7 @@ def timed(settings: Mapping[str, Setting], place: Path) -> dict[str, Any]:
             del own["buffer-size"]
     else:
         own.pop("communication-time", None)
-        left_out = CLOCK if algorithm not in PARTIAL else CLOCK[-3:]
+        left_out = CLOCK if algorithm not in PARTIAL else CLOCK[-2:]
         own = {n: v for n, v in own.items() if n not in left_out}
     if algorithm.endswith("-ft"):
         # The figures need a curve, not only the last round.

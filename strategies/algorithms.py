@@ -22,7 +22,7 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.common.text import short_name
 from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.traits import Algorithm, why_no_mean
+from flwr_frl.strategies.server.traits import Algorithm
 
 
 def strategy_class(settings: Settings) -> type[Algorithm]:
@@ -84,7 +84,7 @@ def _uploads(strategy: Strategy, settings: Settings) -> UploadSettings | None:
     name, kind = "upload-compressor", type(strategy)
     averages = traits.uses_mean == "only" and not traits.replies_are_changes
     averages = averages and kind.per_client is Strategy.per_client
-    allowed = f"none for {kind.__name__}, {why_no_mean(traits)}"
+    allowed = f"none for {kind.__name__}, whose server does not only average models"
     require(averages, name, uploads.operator, allowed)
     secure = settings.get("secure-aggregation", False)
     require(not secure, "secure-aggregation", secure, f"False with {name}")

@@ -162,8 +162,7 @@ class Strategy(Algorithm, uses_mean="only"):
         allowed = "() with noise, or if the algorithm keeps arrays of clients itself"
         valid = not self._personal or (averages and not own_arrays)
         require(valid, "personal", personal, allowed)
-        # Warnings that were logged.
-        self._warned = set[str]()
+        self._has_warned = False
         trained = settings.fraction_train, settings.min_train_nodes, settings.seed
         tested = settings.fraction_evaluate, min_evaluate_nodes, settings.seed
         self._run = Parts(
@@ -306,9 +305,9 @@ class Strategy(Algorithm, uses_mean="only"):
         self._run.participation.set_rounds(num_rounds)
         longest = float(kwargs.get("timeout", math.inf))
         grid = self._adapt_grid(reliable_grid(self, grid, longest))
-        before = clients.counted
         result = super().start(grid, initial_arrays, num_rounds, *args, **kwargs)
-        if clients.counted == before and result.train_metrics_clientapp:
+        trained = result.train_metrics_clientapp.values()
+        if trained and not any(metrics.get("clients") for metrics in trained):
             why = self._run.round.failure or clients.failure or "there are none"
             if clients.known and clients.known.keys() <= clients.foreign:
                 why += self._remedy()
@@ -360,20 +359,15 @@ class Strategy(Algorithm, uses_mean="only"):
             'is the clientapp "flwr_frl.clients.client_app:app" with its algorithm'
         )
 
-    def _warn_once(self, text: str, *values: object) -> None:
-        """Log a warning, at the first call with this text only."""
-        if text not in self._warned:
-            self._warned.add(text)
-            log(WARNING, text, *values)
-
     def _look_at_foreign(self, round: Round) -> None:
-        """Warn if clients of another app do less than the algorithm's own client."""
+        """Warn once if clients of another app do less than the algorithm's own."""
         foreign = self._run.clients.foreign.intersection(r.node for r in round.replies)
         averages = self._traits.client.endswith(":FedAvgClient")
-        if foreign and not (self._personal or averages):
+        if foreign and not (self._personal or averages or self._has_warned):
+            self._has_warned = True
             text = "the clients are those of another app%s. To keep each client's last "
             text += "layer on the server, use FedPer(personal=(%r,)) with this app"
-            self._warn_once(text, self._remedy(), round.layers[-1])
+            log(WARNING, text, self._remedy(), round.layers[-1])
 
     # Messages.
 
@@ -560,23 +554,19 @@ class Strategy(Algorithm, uses_mean="only"):
     def _apply_rule(
         self, weights: Sequence[float], replies: Sequence[Arrays], centre: rules.Sent
     ) -> Arrays | None:
-        """Combine arrays by the rule of ``aggregation``, over buckets of replies.
+        """Combine arrays by the rule of ``aggregation``; None without a weight above 0.
 
         All rules but the mean give every client one vote, as a client can report any
-        number of examples. The seed and the round determine the buckets.
+        number of examples.
         """
         settings, participation = self.settings, self._run.participation
-        fraction, size = settings.byzantine_fraction, max(1, settings.bucket_size)
-        share = size * participation.byzantine_share(fraction, len(replies))
+        if not replies:
+            return None
+        fraction = settings.byzantine_fraction
+        share = participation.byzantine_share(fraction, len(replies))
         rule = rules.make_rule(settings.aggregation, share, settings.clip_norm)
         if settings.aggregation != "mean":
             weights = [float(weight > 0) for weight in weights]
-            if size > 1:
-                entropy = [settings.seed, rules.BUCKETS, self._run.round.number]
-                rng = np.random.default_rng(entropy)
-                weights, replies = rules.in_buckets(weights, replies, size, rng)
-            if not replies:
-                return None
         return rule(weights, replies, centre)
 
     # Evaluation.

@@ -12,7 +12,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
-from flwr_frl.common.arrays import memory_record, size_of
+from flwr_frl.common.arrays import memory_record
 from flwr_frl.common.messages import BATCH_NORM, SERVER_ROUND
 from flwr_frl.common.settings import require, setting
 from flwr_frl.strategies.base import Strategy
@@ -71,11 +71,10 @@ class Asynchronous(ClosesEarly, Closing):
         self._since: dict[int, tuple[str, int]] = {}
         # Shared arrays of the versions in use.
         self._versions: dict[int, Arrays] = {}
-        # The current version's nodes without work in random order, staleness of the
-        # recent replies, and clients whose changes were dropped.
+        # The current version's nodes without work in random order, and the staleness of
+        # the recent replies.
         self._idle: list[int] = []
         self._staleness: dict[int, int] = {}
-        self._dropped: set[str] = set()
 
     def set_rounds(self, num_rounds: int) -> None:
         """Set the number of versions."""
@@ -117,7 +116,7 @@ class Asynchronous(ClosesEarly, Closing):
             self._since = {at[n]: (n, v) for n, v in since.items() if n in at}
             self._versions = {int(v): a for v, a in saved.get("versions", {}).items()}
         self.version = server_round
-        self._staleness, self._dropped = {}, set()
+        self._staleness = {}
         # A version asks each client at most once, silent ones included.
         names = {name for name, _ in self._since.values()}
         idle = [n for n in nodes if n not in self._since and name_of(n) not in names]
@@ -162,28 +161,12 @@ class Asynchronous(ClosesEarly, Closing):
         nodes = [self._idle.pop() for _ in range(count)]
         return self.strategy._messages(current, nodes)
 
-    def end(self, node: int) -> bool:
-        """Record that a node is done; return if its change is recent enough."""
-        self.at_work.pop(node)
+    def end(self, node: int) -> None:
+        """Record that a node is done, and the staleness of its change."""
+        super().end(node)
         _, version = self._since.pop(node)
-        self._staleness[node] = staleness = self.version - version
-        current = self.strategy._run.round
-        current.asked[node] = version
-        limit: int = self.settings.max_staleness
-        return limit < 0 or staleness <= limit
-
-    def take(self, reply: Message, is_used: bool) -> bool:
-        """Count a valid reply; of too old a change, only the personal part counts."""
-        current, node = self.strategy._run.round, reply.metadata.src_node_id
-        if not is_used:
-            name = self.strategy._run.clients.name_of(node)
-            self._dropped.add(name)
-            if reply.has_content():
-                current.bytes_up += size_of(reply.content)
-            if current.is_valid(reply):
-                made_in = {name: current.asked[node]}
-                self.strategy._run.clients.acknowledge(made_in, self.version)
-        return super().take(reply, is_used)
+        self._staleness[node] = self.version - version
+        self.strategy._run.round.asked[node] = version
 
     # Changes.
 
@@ -221,7 +204,7 @@ class Asynchronous(ClosesEarly, Closing):
     ) -> dict[str, float | list[int]]:
         """Store who is at work; return ``staleness`` etc.
 
-        Clients that are at work, or whose change was dropped, are not silent.
+        Clients that are at work are not silent.
         """
         counted = {reply.client for reply in ([] if arrays is None else round.replies)}
         name_of, updates, ages = self.strategy._run.clients.name_of, self.updates, []
@@ -238,8 +221,8 @@ class Asynchronous(ClosesEarly, Closing):
             state["due"] = {name: self.at_work[node][1] for node, (name, _) in since}
             state["versions"] = {str(v): a for v, a in self._versions.items()}
         self.strategy.state[ASYNCHRONOUS] = state
-        known = {name for name, _ in self._since.values()} | self._dropped
-        round.silent = [name for name in round.silent if name not in known]
+        at_work = {name for name, _ in self._since.values()}
+        round.silent = [name for name in round.silent if name not in at_work]
         values = ages or [0]
         return {
             "unanswered": len(round.silent),
@@ -247,7 +230,6 @@ class Asynchronous(ClosesEarly, Closing):
             "staleness": ages,
             "staleness-mean": sum(values) / len(values),
             "staleness-max": max(values),
-            "dropped": len(self._dropped),
         }
 
 
@@ -265,14 +247,11 @@ class AsynchronousRounds(Wrapping):
         Number of clients C at work at any time.
     staleness_exponent : float, default 0.5
         a in s(τ), the authors' value.
-    max_staleness : int, default -1
-        Largest τ of a change that counts; older ones are dropped. −1 sets no limit.
     """
 
     async_base: str = setting("fedavg", form="an algorithm", code=True)
     concurrency: int = setting(10, ge=1)
     staleness_exponent: float = setting(0.5, ge=0)
-    max_staleness: int = setting(-1, ge=-1)
 
     base_setting = "async-base"
 
@@ -285,12 +264,9 @@ class AsynchronousRounds(Wrapping):
         cls._check_base(type(strategy), "strategy", type(strategy).__name__)
         settings = cls._settings_type(**values)
         size, step = cls.buffer(strategy, settings)
-        active, limit = settings.concurrency, settings.max_staleness
+        active = settings.concurrency
         allowed = f"at most {active}, the number of clients at work (concurrency)"
         require(size <= active, "buffer-size", size, allowed)
-        allowed = "at least 1 with a concurrency above buffer-size: changes of clients "
-        allowed += "that are still at work at the end of a version would never count"
-        require(limit != 0 or active == size, "max-staleness", limit, allowed)
         noise = strategy.settings.server_dp_noise
         allowed = "0 with asynchronous rounds: the privacy account assumes rounds"
         require(noise == 0, "server-dp-noise", noise, allowed)

@@ -40,7 +40,7 @@ class ClosesEarly(Participation):
         """
         settings = self.strategy.settings
         rule, share = settings.aggregation, settings.byzantine_fraction
-        needed = least_replies(rule, clients, share, settings.bucket_size)
+        needed = least_replies(rule, clients, share)
         allowed = f"at least {needed} with aggregation={rule!r} and byzantine-fraction="
         allowed += f"{share}: Byzantine clients may be the fastest of {clients}"
         require(count >= needed, setting, count, allowed)

@@ -336,7 +336,9 @@ class Request(UnreadMessage):
     def plain(self) -> Message:
         """The message, which may be changed from now on."""
         self.is_unread = False
-        records = {**self.records, CONFIG: fill(ConfigRecord(), self.config)}
+        records = dict(self.records)
+        if self.config:
+            records[CONFIG] = fill(ConfigRecord(), self.config)
         about = {"dst_node_id": self.node, "message_id": self.message_id}
         return message_like(self.template, fill(RecordDict(), records), **about)
 

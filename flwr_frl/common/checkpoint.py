@@ -14,8 +14,6 @@ import numpy.typing as npt
 from flwr_frl.common.sealed import Arrays, seal, unseal
 
 FILE = "checkpoint.safetensors"
-# Checkpoint of the round with the best mean on the validation sets.
-BEST_FILE = "checkpoint-best-validation.safetensors"
 # Prefixes of array names in the file: shared arrays, and the strategy's state.
 SHARED, STATE = "arrays/", "state/"
 
@@ -46,7 +44,9 @@ def pack(content: Content) -> bytes:
     """Serialise a checkpoint for `read`."""
     tensors = {SHARED + name: array for name, array in content.arrays.items()}
     tensors |= {STATE + name: array for name, array in content.state.items()}
-    return seal(tensors, {"run": json.dumps(content.about)})
+    # Their order is lost in the file's sorted header.
+    order = json.dumps([*tensors])
+    return seal(tensors, {"run": json.dumps(content.about), "order": order})
 
 
 def read(path: Path) -> Content:
@@ -68,6 +68,7 @@ def read(path: Path) -> Content:
     """
     metadata, tensors = unseal(path)
     about = json.loads(metadata["run"])
+    tensors = {name: tensors[name] for name in json.loads(metadata["order"])}
     return Content(about, _under(SHARED, tensors), _under(STATE, tensors))
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from flwr.common import log
 
-from flwr_frl.common.checkpoint import BEST_FILE
 from flwr_frl.common.checkpoint import FILE as CHECKPOINT
 from flwr_frl.common.files import ACCOUNT_FILE, PRIVATE, refuse_links, write_atomically
 from flwr_frl.common.settings import SettingsError
@@ -102,15 +101,15 @@ def prepare_directory(directory: Path, resumed: Path | None) -> None:
     refuse_links("output", directory, directory / STATES, *of_clients)
     if resumed and resumed.resolve() == directory.resolve():
         return
-    for path in _files_of_best_round_and_clients(directory):
+    for path in _files_of_clients(directory):
         path.unlink(missing_ok=True)
     if resumed:
-        for path in _files_of_best_round_and_clients(resumed):
+        for path in _files_of_clients(resumed):
             copy = directory / path.relative_to(resumed)
             write_atomically(copy, path.read_bytes(), durable=False, mode=PRIVATE)
 
 
-def _files_of_best_round_and_clients(directory: Path) -> list[Path]:
-    """Return the existing files of a run that are named like these."""
-    places = [BEST_FILE, *(f"{STATES}/[0-9]*/{name}" for name in OF_CLIENT)]
+def _files_of_clients(directory: Path) -> list[Path]:
+    """Return the existing files of a run's clients."""
+    places = (f"{STATES}/[0-9]*/{name}" for name in OF_CLIENT)
     return [path for place in places for path in directory.glob(place)]

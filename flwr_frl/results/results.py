@@ -151,7 +151,7 @@ def result_rows(rows: Sequence[Row], protocol: str, last: int) -> list[Row]:
         return [row for row in rows if row["round"] > after]
     if protocol == "best-validation":
         validated = [row for row in tested if any(n in row for n in VALIDATED)]
-        best, _ = best_round(validated)
+        best = best_round(validated)
         tested = [row for row in validated if row["round"] == best] or tested
     return [tested[-1]]
 
@@ -443,8 +443,8 @@ def describe(row: Row) -> str:
     return ", ".join(parts)
 
 
-def best_round(rows: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
-    """Return the best evaluated round, and the number of evaluations after it.
+def best_round(rows: Iterable[Mapping[str, Any]]) -> int:
+    """Return the best evaluated round.
 
     The best one is the first with the highest mean accuracy, or the lowest mean loss if
     there is no accuracy: those of `VALIDATED` if there are any, otherwise those of the
@@ -455,14 +455,13 @@ def best_round(rows: Iterable[Mapping[str, Any]]) -> tuple[int, int]:
     rows : iterable of mapping
         The metrics of the rounds, in order.
     """
-    best, best_at, since = -math.inf, 0, 0
+    best, best_at = -math.inf, 0
     for row in rows:
         if not row.get("evaluated"):
             continue
-        since += 1
         value, loss = (row.get(n, row.get(n.split("-")[1])) for n in VALIDATED)
         if (value is None or math.isnan(value)) and loss is not None:
             value = -loss
         if value is not None and value > best:
-            best, best_at, since = value, row["round"], 0
-    return best_at, since
+            best, best_at = value, row["round"]
+    return best_at

@@ -38,7 +38,6 @@ TUNED = "tune.json"
 # Settings that `tune` sets itself, or that need validation sets in the final run.
 FIXED = (
     *("algorithm", "evaluate-on", "output", "resume", "seed", "validation-fraction"),
-    *("patience", "keep-best"),
 )
 # The fraction of the training examples that is held out by default.
 VALIDATION_FRACTION = 0.2

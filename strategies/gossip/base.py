@@ -17,6 +17,7 @@ from flwr_frl.common.settings import SettingsError, number_or, setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.gossip import graphs
 from flwr_frl.strategies.server.checkpoint import State
+from flwr_frl.strategies.server.clients import ClientInfo
 from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError
 from flwr_frl.strategies.server.round import Reply, Round
 
@@ -89,6 +90,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
         self.lost: set[str] = set()
         self.step = 0.0
         self._message_lengths: frozenset[int] = frozenset()
+        self._run.clients.refusal_of = self._refusal_of
 
     # The nodes.
 
@@ -113,7 +115,7 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
     def _identify(self, grid: Grid) -> list[int]:
         """Return the connected nodes of the graph, which the first call builds.
 
-        Clients with other names that connect later are not part of it.
+        Clients with other names that connect later are refused.
         """
         clients = self._run.clients
         name_of = {node: clients.name_of(node) for node in super()._identify(grid)}
@@ -123,10 +125,12 @@ class Gossip(Strategy, uses_mean="never", takes_newcomers=False):
             self.set_graph([*name_of.values()], self.build_graph(len(name_of)))
         if not self._message_lengths:
             self._set_message_format([*name_of])
-        for name in {*name_of.values()} - self.number.keys():
-            self._warn_once(f"client {clients.label(name)} has no place in the graph")
         present = self.number.keys() - self.lost
         return [node for node, name in name_of.items() if name in present]
+
+    def _refusal_of(self, client: ClientInfo) -> str:
+        is_outside = self.names and client.name not in self.number
+        return "it has no place in the graph" if is_outside else ""
 
     def _set_message_format(self, nodes: list[int]) -> None:
         """Adopt the message lengths and ω that most clients report."""

@@ -79,16 +79,14 @@ class Closing:
         """Record that a message was sent, and when its node's reply is due."""
         self.at_work[message.metadata.dst_node_id] = message, due
 
-    def end(self, node: int) -> bool:
-        """Record that a node is done, or given up; return whether its reply is used."""
+    def end(self, node: int) -> None:
+        """Record that a node is done, or given up."""
         self.at_work.pop(node, None)
-        return True
 
-    def take(self, reply: Message, is_used: bool) -> bool:
-        """Count a valid reply that is used, and return whether it is."""
-        if is_used and not reply.has_error() and self.is_valid(reply):
+    def take(self, reply: Message) -> None:
+        """Count a reply if it is valid."""
+        if not reply.has_error() and self.is_valid(reply):
             self.missing -= 1
-        return is_used
 
     def refill(self) -> list[Message]:
         """Return messages to send now, as other nodes are done."""
@@ -350,8 +348,9 @@ class Inbox(GridDecorator):
                 self._receive(closing, pauses)
             while closing.missing > 0 and closing.ready:
                 reply, node = closing.ready.popleft()
-                if closing.take(reply, closing.end(node)):
-                    replies.append(reply)
+                closing.end(node)
+                closing.take(reply)
+                replies.append(reply)
             if closing.missing > 0:
                 self._send(closing.refill(), closing, wait)
         if 0 < closing.missing < math.inf:

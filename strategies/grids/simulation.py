@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.arrays import Request, enter_run, message_like, plain, request_of
+from flwr_frl.common.arrays import Request, enter_run, plain, request_of
 from flwr_frl.common.messages import ANSWERS_NO_QUERY
 from flwr_frl.common.settings import (
     ResourceError,
@@ -133,7 +133,7 @@ class InlineGrid(Grid):
         self._app = client_app
         enter_run()
         self.contexts = Contexts(num_clients, run_config or {})
-        self._pending: dict[str, Message] = {}
+        self._pending: dict[str, Request] = {}
         self._numbers = itertools.count(1)
         # Reasons of exceptions whose tracebacks have been logged.
         self._shown: set[str] = set()
@@ -159,14 +159,11 @@ class InlineGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         """Store messages and return their ids; pulling answers them."""
-        new = {str(next(self._numbers)): message for message in messages}
-        for i, message in new.items():
-            if isinstance(message, Request) and message.is_unread:
-                message.message_id, self._pending[i] = i, message
-            else:
-                content = message.content
-                self._pending[i] = message_like(message, content, message_id=i)
-        return list(new)
+        requests = [request_of(message) for message in messages]
+        for request in requests:
+            request.message_id = str(next(self._numbers))
+            self._pending[request.message_id] = request
+        return [request.message_id for request in requests]
 
     def pull_messages(
         self, message_ids: Iterable[str], *, timeout: float | None = None
@@ -183,9 +180,9 @@ class InlineGrid(Grid):
         return self.pull_messages(self.push_messages(messages), timeout=timeout)
 
     def _answers(
-        self, messages: list[Message], timeout: float | None
+        self, messages: list[Request], timeout: float | None
     ) -> Iterable[Message]:
-        contexts = [self.contexts.at(request_of(message).node) for message in messages]
+        contexts = [self.contexts.at(message.node) for message in messages]
         tracebacks: dict[str, str] = {}
         replies = answer(self._app, messages, contexts, tracebacks)
         for context in contexts:
@@ -236,7 +233,7 @@ class RayGrid(InlineGrid):
             raise SettingsError(f"no Ray worker starts: {reason}") from None
 
     def _answers(
-        self, messages: list[Message], timeout: float | None
+        self, messages: list[Request], timeout: float | None
     ) -> Iterable[Message]:
         """Return the replies that arrive in time, in the order of the messages."""
         until = time.monotonic() + (FOREVER if timeout is None else timeout)
@@ -253,15 +250,15 @@ class RayGrid(InlineGrid):
         return [by_id[i] for i in order if i in by_id]
 
     def _run(
-        self, chunks: list[list[Message]], until: float
-    ) -> tuple[list[Message], list[tuple[Message, str]]]:
+        self, chunks: list[list[Request]], until: float
+    ) -> tuple[list[Message], list[tuple[Request, str]]]:
         """Return replies, and the messages of dead workers with the reason."""
         replies: list[Message] = []
-        lost: list[tuple[Message, str]] = []
+        lost: list[tuple[Request, str]] = []
         task = self._task(_answer_chunk)
         running = {}
         for chunk in chunks:
-            contexts = [self.contexts.at(m.metadata.dst_node_id) for m in chunk]
+            contexts = [self.contexts.at(message.node) for message in chunk]
             running[task.remote(self._app_of_workers, chunk, contexts)] = chunk
         try:
             while running and (left := until - time.monotonic()) > 0:
@@ -289,8 +286,8 @@ class RayGrid(InlineGrid):
 
 
 def split(
-    messages: Sequence[Message], workers: int, together: int
-) -> list[list[Message]]:
+    messages: Sequence[Request], workers: int, together: int
+) -> list[list[Request]]:
     """Return messages in chunks of nearly equal size, equally many for each worker.
 
     Only clients of the same chunk can train together, so a chunk has ``together``

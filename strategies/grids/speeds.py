@@ -196,20 +196,18 @@ class SimulatedArrivals(GridDecorator):
         while closing.missing > 0 and queue:
             # Clients whose replies can close the round train together.
             batch: list[tuple[int, Message]] = []
-            is_used: dict[int, bool] = {}
-            expected = 0
-            while expected < closing.missing and queue:
+            while len(batch) < closing.missing and queue:
                 due, position, node = heapq.heappop(queue)
                 self.seconds = max(self.seconds, due)
                 batch.append((position, closing.at_work[node][0]))
-                is_used[node] = closing.end(node)
-                expected += is_used[node]
-                if expected < closing.missing and not (queue and queue[0][0] == due):
+                closing.end(node)
+                is_last = not queue or queue[0][0] > due
+                if len(batch) < closing.missing and is_last:
                     start(closing.refill())
             asked = [message for _, message in sorted(batch, key=itemgetter(0))]
             for reply in self.grid.send_and_receive(asked, timeout=timeout):
-                if closing.take(reply, is_used[reply.metadata.src_node_id]):
-                    replies.append(reply)
+                closing.take(reply)
+                replies.append(reply)
             if closing.missing > 0:
                 # Clients with an invalid reply are replaced as well.
                 start(closing.refill())

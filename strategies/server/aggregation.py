@@ -30,8 +30,6 @@ RuleName = Literal[
     "geometric-median",
 ]
 RULES = get_args(RuleName)
-# Distinguishes the draws of buckets from others of the same seed.
-BUCKETS = 0xB0C4
 # ν of the smoothed Weiszfeld algorithm, as in its authors' experiments, and its number
 # of iterations. The authors use 3, as there each is a round with the clients.
 SMOOTHING, ITERATIONS = 1e-6, 100
@@ -196,30 +194,6 @@ def geometric_median(
     return result | by_coordinate(median, counters)
 
 
-def in_buckets(
-    weights: Sequence[float],
-    replies: Sequence[Arrays],
-    size: int,
-    rng: np.random.Generator,
-) -> tuple[list[float], list[Arrays]]:
-    """Return the weights and means of buckets of ``size`` replies in a random order.
-
-    Combining means (Karimireddy, He and Jaggi, ICLR 2022) averages out differences
-    between the clients' data before a rule could mistake them for attacks. The last
-    bucket may be smaller; the weight of a bucket is the sum of its replies' weights.
-    """
-    order = rng.permutation(len(replies))
-    totals, means = list[float](), list[Arrays]()
-    for start in range(0, len(order), size):
-        bucket = order[start : start + size]
-        combined = mean((weights[i], replies[i]) for i in bucket)
-        # Buckets of weight 0 have no mean.
-        if combined is not None:
-            totals.append(float(sum(weights[i] for i in bucket)))
-            means.append(combined)
-    return totals, means
-
-
 def changes(replies: Sequence[Arrays], sent: Sent) -> Iterator[Floats]:
     """Yield the clients' changes of each floating-point array, of shape (n, size).
 
@@ -243,18 +217,18 @@ def assumed_byzantine(n: int, share: float) -> int:
     return min(int(np.ceil(share * n - 1e-9)), (n - 1) // 2)
 
 
-def least_replies(rule: str, n: int, share: float, bucket_size: int) -> int:
+def least_replies(rule: str, n: int, share: float) -> int:
     """Return how many first replies of n clients a rule needs.
 
     All f = `assumed_byzantine` clients may be the fastest. The others must outvote
     them; Multi-Krum needs 2f + 3 replies (Blanchard et al., NeurIPS 2017), as f equal
-    replies otherwise have the best scores. With buckets, each Byzantine client may be
-    in a different one. All n replies are enough, as in other rounds.
+    replies otherwise have the best scores. All n replies are enough, as in other
+    rounds.
     """
     if rule == "mean":
         return 1
     others = 2 * assumed_byzantine(n, share) + (2 if rule == "multi-krum" else 0)
-    return min(others * max(1, bucket_size) + 1, n)
+    return min(others + 1, n)
 
 
 def _is_float(array: NDArray) -> bool:

@@ -129,8 +129,8 @@ class Checkpoint:
     seconds: float
     settings: Settings
 
-    def write(self, directory: Path, name: str = FILE) -> None:
-        """Replace the checkpoint of a name in a run's output directory, atomically.
+    def write(self, directory: Path) -> None:
+        """Replace the checkpoint in a run's output directory, atomically.
 
         After an `OSError` the former checkpoint is still there.
         """
@@ -140,13 +140,10 @@ class Checkpoint:
             "seconds": self.seconds,
             "settings": dict(self.settings),
             "values": values,
-            # The order of names is lost in the file's sorted header.
-            "names": list(self.arrays),
-            "state-names": list(state_arrays),
         }
         shared = {name: values_of(array) for name, array in self.arrays.items()}
         data = pack(Content(about, shared, state_arrays))
-        write_atomically(directory / name, data, mode=PRIVATE)
+        write_atomically(directory / FILE, data, mode=PRIVATE)
 
     @classmethod
     def read(cls, directory: Path, settings: Settings) -> "Checkpoint":
@@ -164,8 +161,6 @@ class Checkpoint:
         try:
             about, shared, saved = read(path)
             former = dict(about["settings"])
-            arrays = {name: shared[name] for name in about["names"]}
-            saved = {name: saved[name] for name in about["state-names"]}
             server_round, seconds = int(about["round"]), float(about["seconds"])
             values = dict(about["values"])
         except (SafetensorError, OSError, LookupError, ValueError, TypeError) as error:
@@ -179,5 +174,5 @@ class Checkpoint:
             line = f"resume: {str(directory)!r} was made with other settings: "
             raise SettingsError(line + ", ".join(differ), OTHER_SETTINGS)
         return cls(
-            server_round, to_record(arrays), State(saved, values), seconds, former
+            server_round, to_record(shared), State(saved, values), seconds, former
         )

@@ -16,20 +16,13 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
-from flwr_frl.common.checkpoint import BEST_FILE, FILE
+from flwr_frl.common.checkpoint import FILE
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES, TESTED_MODEL
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import several
 from flwr_frl.results.report import Report
-from flwr_frl.results.results import (
-    STATUS,
-    Row,
-    best_round,
-    describe,
-    log_os_errors,
-    strict_json,
-)
+from flwr_frl.results.results import STATUS, Row, describe, log_os_errors, strict_json
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.evaluation import let_join
@@ -76,8 +69,7 @@ def run_rounds(
     timeout : float, default 3600
         Seconds to wait for replies.
     after_round : callable, optional
-        Called with the round, the shared arrays and the round's metrics. If it returns
-        True, this round is the last one.
+        Called with the round, the shared arrays and the round's metrics.
 
     Returns
     -------
@@ -105,8 +97,8 @@ def run_rounds(
             for name in ("round", *LISTS):
                 tested.pop(name, None)
             metrics = {**tested, **metrics}
-        if after_round is not None and after_round(server_round, arrays, metrics):
-            break
+        if after_round is not None:
+            after_round(server_round, arrays, metrics)
     return arrays
 
 
@@ -194,8 +186,6 @@ class Loop:
     def _run(self, grid: Grid) -> dict[str, dict[str, float]]:
         self._grid, settings, after = grid, self.settings, self.start.server_round
         rounds = range(after + 1, self.settings.num_server_rounds + 1)
-        if 0 < settings.patience <= best_round(self.report.rows)[1]:
-            rounds = range(0)
         with self.report.progress:
             arrays = run_rounds(
                 self.strategy,
@@ -212,8 +202,7 @@ class Loop:
             raise SettingsError(f"no round had a valid reply; {self._failure}")
         if not settings.new_clients:
             return {}
-        # With `patience` a run can end before `num-server-rounds`.
-        last = max(after, int(self.report.latest.get("round", 0)))
+        last = max(after, settings.num_server_rounds)
         return let_join(self.strategy, grid, arrays, last, settings.round_timeout)
 
     @property
@@ -230,8 +219,8 @@ class Loop:
 
     def _after_round(
         self, server_round: int, arrays: ArrayRecord, metrics: dict[str, Any]
-    ) -> bool:
-        """Report a round and write its checkpoints; return True if the run ends."""
+    ) -> None:
+        """Report a round, and write its checkpoint if it is due."""
         seconds, settings = time.monotonic() - self._began, self.settings
         self._add_row(server_round, seconds, metrics)
         # No client is left to ask, as `RepresentationTransfer` reports.
@@ -240,22 +229,12 @@ class Loop:
         if 0 < settings.max_empty_rounds <= self._empty:
             text = f"no valid reply in {self._empty} rounds in a row"
             raise SettingsError(f"{text}; {self._failure}")
-        # With FedAsync there may be as many rounds as replies.
-        needed = settings.patience or settings.keep_best
-        best, since = best_round(self.report.rows) if needed else (0, 0)
-        if ends := 0 < settings.patience <= since:
-            text = "the run ends: no better validation in %d evaluations since round %d"
-            log(INFO, text, since, best)
         state, every = self.strategy._snapshot(), settings.checkpoint_every
         about = server_round, arrays, state, seconds, self.report.settings
         self._unwritten = checkpoint = Checkpoint(*about)
-        if settings.keep_best and best == server_round:
-            with self.report.writing(BEST_FILE):
-                checkpoint.write(self.report.directory, BEST_FILE)
-        is_last = ends or server_round == self.settings.num_server_rounds
+        is_last = server_round == settings.num_server_rounds
         if is_last or (every and server_round % every == 0):
             self._write(checkpoint, is_last)
-        return ends
 
     def _add_row(
         self, server_round: int, seconds: float, metrics: dict[str, Any]

@@ -58,16 +58,6 @@ class RunSettings(Checked):
     checkpoint_every : int, default 0
         Rounds between two checkpoints; 0 writes one only when the run ends, fails or is
         interrupted.
-    patience : int, default 0
-        Number of successive evaluations without improvement after which the run ends
-        early; 0 disables early stopping. The clients' mean validation accuracy must
-        improve, or their loss if there is no accuracy. Requires ``evaluate-on`` to be
-        ``validation``, or ``result-protocol`` to be ``best-validation``.
-    keep_best : bool, default False
-        Whether to keep a second checkpoint, of the round with the best validation mean,
-        as ``checkpoint-best-validation.safetensors``. It contains the server's arrays
-        only: clients save their personal arrays for the last checkpoint. It has the
-        requirements of ``patience``.
     resume : str, default ""
         Results folder of the run to resume.
     tracker : str, default ""
@@ -94,8 +84,6 @@ class RunSettings(Checked):
         "results", form="a directory", may_differ="always"
     )
     checkpoint_every: int = setting(0, ge=0, may_differ="always")
-    patience: int = setting(0, ge=0, may_differ="on resume")
-    keep_best: bool = setting(False, may_differ="always")
     resume: PathText = setting("", form="a directory", may_differ="always")
     tracker: str = setting("", form="an import path", may_differ="always")
     tracker_uri: str = setting(
@@ -109,8 +97,3 @@ class RunSettings(Checked):
         valid = not validates or (settings["validation-fraction"] and tested)
         allowed = "mean-last or last, or validation-fraction above 0 and evaluate-on "
         require(bool(valid), "result-protocol", protocol, allowed + "test")
-        for name, value in (("patience", self.patience), ("keep-best", self.keep_best)):
-            allowed = f"{type(value)()} unless evaluate-on is validation or result-"
-            allowed += "protocol best-validation: no round is chosen by test sets"
-            valid = validates or settings["evaluate-on"] == "validation" or not value
-            require(valid, name, value, allowed)

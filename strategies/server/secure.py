@@ -52,13 +52,8 @@ ENDS = {steps.KEYS: 0.15, steps.SHARES: 0.3, steps.MASKED: 0.85, steps.UNMASK: 1
 # File with the last mean, for runs that are killed before they have used it.
 FILE = "secure-mean.safetensors"
 UNUSED = {"secure-aggregation": (False,)}
-UNSEEN = "the server sees no client's arrays"
-# Other settings, their only values with secure aggregation, and why.
-ONLY = {
-    "aggregation": ("mean", UNSEEN),
-    "bucket-size": (0, UNSEEN),
-    "initialization": ("random", UNSEEN),
-}
+# Other settings, and their only values with secure aggregation.
+ONLY = {"aggregation": "mean", "initialization": "random"}
 
 
 @dataclass(frozen=True)
@@ -124,9 +119,9 @@ def check_secure(strategy: Strategy, settings: Settings, num_clients: int) -> No
     allowed = "False: this algorithm needs more than the mean of replies"
     valid = needs_only_mean(type(strategy))
     require(valid, "secure-aggregation", True, allowed)
-    for name, (only, reason) in ONLY.items():
+    for name, only in ONLY.items():
         value = getattr(of_strategy, name.replace("-", "_"), only)
-        allowed = f"{only} with secure-aggregation: {reason}"
+        allowed = f"{only}: with secure-aggregation the server sees no client's arrays"
         require(value == only, name, value, allowed)
     every = settings["checkpoint-every"]
     allowed = "0 or 1 with secure-aggregation: repeated rounds could reveal clients"

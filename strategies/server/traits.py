@@ -105,11 +105,6 @@ class StrategySettings(Checked):
         give every client the same influence; they and ``geometric-median`` hold one
         array of all clients in memory at a time. ``centered-clip`` clips the
         differences from the last round's change.
-    bucket_size : int, default 0
-        Number of replies in a bucket. Every ``aggregation`` but the mean then combines
-        the means of buckets, which helps if clients' data differ much. One Byzantine
-        client corrupts a whole bucket, so rules multiply ``byzantine-fraction`` by the
-        bucket size. 0 and 1 disable buckets.
     byzantine_fraction : float, default 0.2
         Fraction of a round's replies that ``trimmed-mean`` (at either end of each
         entry) and ``multi-krum`` assume to be Byzantine. With FedBuff and SRPFL it
@@ -160,7 +155,6 @@ class StrategySettings(Checked):
         0.2, ge=0, lt=0.5, unused_if={"aggregation": ("mean",)}
     )
     clip_norm: float = setting(0.0, ge=0, unused_if={"aggregation": UNCLIPPED})
-    bucket_size: int = setting(0, ge=0, unused_if={"aggregation": ("mean",)})
     server_optimizer: OptimizerName = setting("none")
     server_optimizer_rate: float = setting(0.0, ge=0, unused_if=NO_OPTIMIZER)
     server_optimizer_beta1: float = setting(0.9, ge=0, lt=1, unused_if=NO_OPTIMIZER)
@@ -170,13 +164,6 @@ class StrategySettings(Checked):
     server_dp_clip: float = setting(0.0, ge=0)
     server_dp_delta: float = setting(0.0, ge=0, lt=1)
     seed: int = setting(0, ge=0)
-
-
-def why_no_mean(traits: StrategyTraits) -> str:
-    """Return why an algorithm refuses settings that act on the mean of models."""
-    if traits.uses_mean == "never":
-        return "whose server takes no mean of the models"
-    return "whose server does more than average models"
 
 
 def check_settings(
@@ -191,7 +178,7 @@ def check_settings(
     require(valid, "weighting", settings.weighting, allowed)
     steps = settings.server_optimizer
     valid = traits.uses_mean == "only" and not traits.replies_are_changes
-    allowed = f"none for {name}, {why_no_mean(traits)}"
+    allowed = f"none for {name}, whose server does not only average models"
     require(valid or steps == "none", "server-optimizer", steps, allowed)
     if not noise:
         return

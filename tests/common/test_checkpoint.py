@@ -7,7 +7,7 @@ from flwr_frl.common.checkpoint import FILE, Content, pack, read
 from flwr_frl.common.sealed import ChecksumError
 
 CONTENT = Content(
-    {"round": 3, "names": ["w"], "values": {"acknowledged": {"a": 3}}},
+    {"round": 3, "values": {"acknowledged": {"a": 3}}},
     {"w": np.arange(6, dtype=np.float32).reshape(2, 3).T},
     {"heads/a/b": np.ones(2), "count": np.array(5)},
 )

@@ -1,6 +1,7 @@
 """Reports: rows that survive crashes and full disks, and a summary of the last ones."""
 
 import json
+import math
 
 import pytest
 from command_line import json_of
@@ -10,6 +11,7 @@ from named_tasks import dashed
 from flwr_frl.common.settings import resolve
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import (
+    best_round,
     client_means,
     lost_share,
     protocol_text,
@@ -224,3 +226,15 @@ def test_rounds_of_the_result(protocol, last, rounds, text):
 def test_best_validation_never_chooses_by_test_results():
     rows = [row(1, 0.9, evaluated=2), row(2, 0.5, evaluated=2)]
     assert result_rows(rows, "best-validation", 10) == rows[1:]
+
+
+def test_without_an_accuracy_the_lowest_loss_is_best():
+    nan = math.nan
+    pairs = [(3.0, nan), (1.0, nan), (2.0, None), (None, None)]
+    rows = [
+        {"round": i, "evaluated": 2, "loss": loss, "accuracy": accuracy}
+        for i, (loss, accuracy) in enumerate(pairs, 1)
+    ]
+    assert best_round(rows) == 2
+    assert best_round([*rows, {"round": 5, "loss": 0.0}]) == 2
+    assert best_round([]) == 0

@@ -73,12 +73,11 @@ srpfl @ srpfl-base='srpfl' => ~srpfl-base is 'srpfl'
 fed-mtl @ weighting='examples' => weighting
 fedrod --task linear => ~'fedrod' and task 'linear': it needs classes
 fedrep @ secure-aggregation=true aggregation='median' => aggregation
-fedrep @ secure-aggregation=true bucket-size=2 => bucket-size
 flute @ secure-aggregation=true => secure-aggregation
 fedproto @ secure-aggregation=true => secure-aggregation
 ifca @ secure-aggregation=true => secure-aggregation
 fedas @ secure-aggregation=true => secure-aggregation
-local @ upload-compressor='top-k' => ~whose server takes no mean
+local @ upload-compressor='top-k' => ~whose server does not only average
 dpsgd @ secure-aggregation=true => secure-aggregation
 fedbuff @ secure-aggregation=true => secure-aggregation
 srpfl @ secure-aggregation=true => secure-aggregation

@@ -127,7 +127,6 @@ def test_a_full_disk_delays_metrics(tmp_path, monkeypatch) -> None:
 
 
 OF_ALGORITHM = ("checkpoint.safetensors", "metrics.jsonl", "clients.json")
-OF_ALGORITHM += ("checkpoint-best-validation.safetensors",)
 OF_RUN = ("summary.json", "report.html")
 
 
@@ -141,8 +140,7 @@ def test_a_file_that_cannot_be_written_is_an_error(tmp_path, monkeypatch, capsys
         replace(partial, path)
 
     monkeypatch.setattr(os, "replace", refuse)
-    best = {"keep_best": True, "evaluate_on": "validation", "validation_fraction": 0.2}
-    go(tmp_path, "fedrep", rounds=1, code=2, **best)
+    go(tmp_path, "fedrep", rounds=1, code=2)
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith(f"error: output is {str(tmp_path)!r}")
     named = " and ".join(OF_RUN) if name in OF_RUN else name

@@ -22,7 +22,7 @@ def warnings_of(arguments: list[str], caplog) -> list[str]:
 # Arguments, settings after @, and the settings that have no effect
 IDLE = """
 fedrep --classes-per-client 3 @ partition='dirichlet' => classes-per-client
-fedavg @ bucket-size=2 clip-norm=1.0 => bucket-size clip-norm
+fedavg @ clip-norm=1.0 => clip-norm
 fedavg @ byzantine-fraction=0.1 => byzantine-fraction
 fedavg @ server-optimizer-rate=0.1 => server-optimizer-rate
 fedavg @ server-optimizer='momentum' server-optimizer-tau=0.1 => server-optimizer-tau

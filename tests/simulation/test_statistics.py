@@ -220,8 +220,6 @@ tune fedavg --grid momentum=0 @ resume='nowhere' => resume
 tune fedavg --grid sede=1 => setting
 tune fedavg --grid momentum=0,2 => momentum
 tune fedavg --grid momentum=0 @ evaluate-on='test' => evaluate-on
-tune fedavg --grid momentum=0 @ patience=2 => patience
-tune fedavg --grid keep-best=false,true => grid
 @ validation-fraction=1.0 => validation-fraction
 @ validation-fraction=0.001 => ~client 0's 71 training examples
 @ partition='log-normal' num-clients=50 validation-fraction=0.98 => validation-fraction

@@ -46,8 +46,6 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
         "server-optimizer-tau": (0.0,),
         "optimizer": ("adamm",),
         "learning-rate-schedule": ("cosin",),
-        "patience": (3,),
-        "keep-best": (True,),
         "output": ("",),
         "fraction-train": (0.0, 1.01, math.nan, "all"),
         "min-train-nodes": (0,),
@@ -181,14 +179,12 @@ OUT_OF_RANGE: dict[str, dict[str, tuple]] = {
     "srpfl": {"initial-nodes": (0, 21), "srpfl-base": BASES},
     "fedbuff": {
         "buffer-size": (11,),
-        "max-staleness": (0,),
         "concurrency": (0,),
         "staleness-exponent": (-1.0,),
         "global-learning-rate": (0.0,),
         "async-base": ("scaffold", "feddbe", "choco-sgd", "fedproto", "srpfl", "l2gd"),
     },
     "fedasync": {
-        "max-staleness": (0,),
         "fedasync-alpha": (1.5,),
         "aggregation": ("median", "clip"),
         "async-base": ("fedbuff",),

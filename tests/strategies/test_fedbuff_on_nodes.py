@@ -95,11 +95,9 @@ def test_slow_nodes_do_not_delay_versions(no_pauses):
 
 def test_clients_at_work_are_not_unanswered(no_pauses):
     grid = Late({1: 1, 2: 1, 3: 15})
-    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=1, max_staleness=3)
+    wrapper = FedBuff(FedAvg(), concurrency=3, buffer_size=1)
     rows = run_on(grid, wrapper, 50)
     assert {row["unanswered"] for row in rows} == {0}
-    # The change of node 3 is too old.
-    assert sum(row["dropped"] for row in rows) >= 1
 
 
 def test_checkpoints_on_nodes_do_not_contain_clients_at_work(no_pauses):

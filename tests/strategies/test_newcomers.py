@@ -139,19 +139,3 @@ def test_linear_heads_are_solved_exactly(tmp_path, algorithm):
         assert entries[f"{i:06d}"]["error"] == pytest.approx(errors[-1])
     assert result.summary["error-newcomers"] == pytest.approx(np.mean(errors))
     assert_near(solve_head(b, x, y), w)
-
-
-def test_newcomers_of_a_run_that_ended_early_join_after_its_last_round(tmp_path):
-    # Nothing is trained before the newcomers join, so no evaluation is an improvement.
-    settings = {"num_clients": 5, "new_clients": 1, "evaluate_every": 1}
-    settings |= {"representation_epochs": 0, "newcomer_epochs": 2}
-    settings |= {"validation_fraction": 0.2, "evaluate_on": "validation"}
-    entries = []
-    for rounds, patience in ((6, 2), (3, 0)):
-        output = str(tmp_path / f"{rounds}")
-        more = {**settings, "rounds": rounds, "patience": patience, "output": output}
-        assert simulate("fedper", backend="inline", **more).summary["rounds"] == 3
-        path = tmp_path / f"{rounds}" / "fedper" / "newcomers.json"
-        entries.append(json.loads(path.read_text()))
-    # The order of their examples depends on the round.
-    assert entries[0] == entries[1]

@@ -1,4 +1,4 @@
-"""Geometric median, centered clipping and buckets, compared with plain NumPy."""
+"""Geometric median and centered clipping, compared with plain NumPy."""
 
 import json
 
@@ -15,13 +15,7 @@ from function_clients import (
     reply_with,
 )
 
-from flwr_frl.strategies.server.aggregation import (
-    BUCKETS,
-    RULES,
-    geometric_median,
-    in_buckets,
-    make_rule,
-)
+from flwr_frl.strategies.server.aggregation import RULES, geometric_median, make_rule
 from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.replies import to_record
 
@@ -126,41 +120,3 @@ def test_centered_clipping_recovers_from_an_overflow() -> None:
     end = after(strategy, grid_of(3, client), range(1, 3), start)
     assert end is not None
     assert end["w"].numpy().tolist() == large["w"].tolist()
-
-
-def test_buckets_depend_on_seed_and_round() -> None:
-    changes = np.array([1, 2, 4, 8, 16, 32, 64], np.float32)
-    strategy = averaging(aggregation="median", bucket_size=2, seed=5)
-    total = 0.0
-    for server_round in (1, 2):
-        order = np.random.default_rng([5, BUCKETS, server_round]).permutation(7)
-        means = [changes[order[i : i + 2]].mean() for i in range(0, 7, 2)]
-        total += float(np.median(means))
-    combined = after(strategy, changing_by(*changes), range(1, 3))
-    np.testing.assert_allclose(combined["w"].numpy(), total, rtol=1e-6)
-
-
-def test_weight_of_a_bucket_is_the_sum_of_its_replies_weights() -> None:
-    values, weights = [[4, 0], [0, 8], [6, 6]], np.array([1.0, 3.0, 0.0])
-    order = list(np.random.default_rng(6).permutation(3))
-    rng = np.random.default_rng(6)
-    totals, means = in_buckets(weights.tolist(), replies_of(*values), 2, rng)
-    expected = [
-        (total, weights[bucket] @ np.array(values)[bucket] / total)
-        for bucket in (order[:2], order[2:])
-        if (total := weights[bucket].sum())
-    ]
-    assert totals == [total for total, _ in expected]
-    np.testing.assert_allclose([m["w"] for m in means], [v for _, v in expected])
-    assert in_buckets([0.0] * 3, replies_of(*values), 2, rng) == ([], [])
-
-
-@pytest.mark.parametrize("seed", range(4))
-def test_each_byzantine_client_may_affect_a_different_bucket(seed: int) -> None:
-    # 20 % of ten clients are two. They can affect two of five buckets, or 40 %.
-    values = [[1, 1]] * 8 + [[1e30, 1e30]] * 2
-    strategy = averaging(
-        aggregation="trimmed-mean", bucket_size=2, byzantine_fraction=0.2, seed=seed
-    )
-    combined = strategy._apply_rule([1.0] * 10, replies_of(*values), ZERO)["w"]
-    assert combined.tolist() == [1, 1]
