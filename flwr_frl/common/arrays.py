@@ -437,11 +437,13 @@ class ReplyRows:
     valid: list[bool] | None = field(default=None, init=False)
 
     @cached_property
-    def num_bytes(self) -> int:
-        """Number of bytes of a reply without its message."""
+    def sizes(self) -> list[int]:
+        """Number of bytes of each reply."""
         names = [ARRAYS, METRICS, *self.metrics]
         names += [BYTES, MESSAGE] if self.messages else []
-        return self.matrix.layout.num_bytes + size_of(names) + 8 * len(self.metrics)
+        usual = self.matrix.layout.num_bytes + size_of(names) + 8 * len(self.metrics)
+        messages = self.messages or [b""] * len(self.matrix.rows)
+        return [usual + len(message) for message in messages]
 
 
 @dataclass(eq=False, repr=False)
@@ -496,11 +498,6 @@ class RowReply(UnreadMessage):
         """The client's metrics."""
         rows, row = self.arrays.rows, self.arrays.row
         return {name: column[row] for name, column in rows.metrics.items()}
-
-    @property
-    def num_bytes(self) -> int:
-        """Number of bytes of the reply."""
-        return self.arrays.rows.num_bytes + size_of([*self.attachments.values()])
 
     @property
     def attachments(self) -> dict[str, bytes]:

@@ -18,7 +18,7 @@ MOMENTS = "server-optimizer"
 
 
 def optimizer_step(
-    settings: Any, state: dict[str, Any], sent: Arrays, centre: Arrays, mean: Arrays
+    settings: Any, state: dict[str, Any], sent: Arrays, mean: Arrays
 ) -> Arrays:
     """Return x_{t+1}, and save the moments unless it is not finite.
 
@@ -42,9 +42,7 @@ def optimizer_step(
     state : dict
         The strategy's state.
     sent : dict of str to ndarray
-        x_t in the server's precision.
-    centre : dict of str to ndarray
-        x_t as clients received it, from which Δ_t is measured.
+        x_t, from which Δ_t is measured.
     mean : dict of str to ndarray
         The mean of the replies.
     """
@@ -56,7 +54,7 @@ def optimizer_step(
     for name, value in mean.items():
         if not is_parameter(name, value):
             continue
-        change = np.subtract(value, centre[name], dtype=np.float64)
+        change = np.subtract(value, sent[name], dtype=np.float64)
         m = np.asarray(former["m"].get(name, 0.0), np.float64)
         m = beta1 * m + (change if kind == "momentum" else (1 - beta1) * change)
         step, precision = m, np.promote_types(value.dtype, np.float32)

@@ -402,7 +402,7 @@ class Round:
         strategy = self._strategy
         mean = self.running.result() if self.running else self._combined(self.replies)
         if mean is not None and strategy.settings.server_optimizer != "none":
-            about = strategy.settings, strategy.state, self.arrays, self.centre()
+            about = strategy.settings, strategy.state, self.centre()
             mean = optimizer_step(*about, mean)
         return mean
 
@@ -451,9 +451,10 @@ class Round:
         strategy, name_of = self._strategy, self._strategy._run.clients.name_of
         layout = self.layout if self.like.keys() == {keys.ARRAYS} else None
         if isinstance(message, RowReply) and is_valid_row(message, layout):
-            values = message.num_bytes, message.metrics, {keys.ARRAYS: message.arrays}
-            node = message.node
-            reply = Reply(strategy, name_of(node), node, message, *values)
+            arrays, node = message.arrays, message.node
+            values = arrays.rows.sizes[arrays.row], message.metrics
+            about = strategy, name_of(node), node, message
+            reply = Reply(*about, *values, {keys.ARRAYS: arrays})
         elif message.has_error():
             raise InvalidReplyError(f"is an error: {error_reason(message)}")
         else:
