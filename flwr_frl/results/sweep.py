@@ -36,9 +36,7 @@ from flwr_frl.results.results import (
 
 TUNED = "tune.json"
 # Settings that `tune` sets itself, or that need validation sets in the final run.
-FIXED = (
-    *("algorithm", "evaluate-on", "output", "resume", "seed", "validation-fraction"),
-)
+FIXED = ("algorithm", "evaluate-on", "output", "resume", "seed", "validation-fraction")
 # The fraction of the training examples that is held out by default.
 VALIDATION_FRACTION = 0.2
 # Settings that `tune` tries.

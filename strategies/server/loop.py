@@ -5,9 +5,8 @@ written for the page.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from logging import INFO, WARNING
 from typing import Any
 
@@ -22,7 +21,7 @@ from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES, TESTED_MOD
 from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import several
 from flwr_frl.results.report import Report
-from flwr_frl.results.results import STATUS, Row, describe, log_os_errors, strict_json
+from flwr_frl.results.results import STATUS, describe, log_os_errors, strict_json
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.evaluation import let_join
@@ -274,14 +273,12 @@ class Loop:
         counted = f"{number} client{'s' * (number != 1)}"
         described = describe(row)
         rounds = self.settings.num_server_rounds
-        remaining = seconds_left(self.report.rows, rounds)
         parts = [
             ", ".join(filter(None, [counted, described])),
             joined and f"joined: {several(joined)}",
             left and f"left: {several(left)}",
             silent and f"no reply from {several(silent)}",
             row.get("rejected") and f"{row['rejected']:g} rejected",
-            remaining is not None and f"{timedelta(seconds=round(remaining))} left",
         ]
         text = "; ".join(part for part in parts if part)
         log(INFO, "round %d of %d: %s", server_round, rounds, text)
@@ -347,16 +344,3 @@ class Loop:
             write_atomically(self.report.directory / STATUS, data, durable=False)
         now = time.monotonic()
         self._due = now + max(INTERVAL, WRITE_MULTIPLE * (now - began))
-
-
-def seconds_left(rows: Sequence[Row], rounds: int) -> float | None:
-    """Estimate the remaining time of a run from its last ten rounds, in seconds.
-
-    Returns None before the second round and after the last one.
-    """
-    recent = rows[-11:]
-    if len(recent) < 2 or (left := rounds - recent[-1]["round"]) <= 0:
-        return None
-    done = recent[-1]["round"] - recent[0]["round"]
-    seconds: float = (recent[-1]["seconds"] - recent[0]["seconds"]) * left / done
-    return max(0.0, seconds)

@@ -50,10 +50,10 @@ def test_a_resumed_run_has_the_same_name(tmp_path):
 
 
 def test_a_stopped_run_is_ended_as_unfinished(tmp_path, monkeypatch):
-    def stop(rows, rounds):
+    def stop(row):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("flwr_frl.strategies.server.loop.seconds_left", stop)
+    monkeypatch.setattr("flwr_frl.strategies.server.loop.describe", stop)
     with pytest.raises(KeyboardInterrupt):
         go(tmp_path)
     assert Recorder.told[-1] == (False, {})
