@@ -1,7 +1,5 @@
 """Clients: one file per algorithm, named like its strategy."""
 
-from functools import cache
-
 from flwr_frl.common.lazy import attach
 from flwr_frl.common.settings import load
 
@@ -16,15 +14,13 @@ _OTHERS = (
 )
 
 
-@cache
-def public_names() -> dict[str, str]:
-    """Return the import path of each public name: strategies name their clients."""
+def _import_paths() -> list[str]:
+    # Strategies name their clients.
     from flwr_frl.strategies import strategy_paths
 
     strategies = [load(path, "algorithm") for path in strategy_paths()]
-    paths = [f"flwr_frl.clients.{path}" for path in _OTHERS]
-    paths += [strategy._traits.client for strategy in strategies]
-    return {path.rpartition(":")[2]: path for path in filter(None, paths)}
+    clients = [strategy._traits.client for strategy in strategies]
+    return [f"flwr_frl.clients.{path}" for path in _OTHERS] + [*filter(None, clients)]
 
 
-__getattr__ = attach(__name__, public_names)
+public_names, __getattr__ = attach(__name__, _import_paths)

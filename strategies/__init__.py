@@ -1,7 +1,5 @@
 """The server side: one file per algorithm. Needs no data, and torch for FLUTE only."""
 
-from functools import cache
-
 from flwr_frl.common.algorithms import ALGORITHMS as ALGORITHMS
 from flwr_frl.common.algorithms import CASES, full
 from flwr_frl.common.lazy import attach
@@ -22,12 +20,9 @@ def strategy_paths() -> list[str]:
     return [path for path, _ in ALGORITHMS.values()] + list(CASES.values())
 
 
-@cache
-def public_names() -> dict[str, str]:
-    """Return the import path of each public name."""
+def _import_paths() -> list[str]:
     table = "flwr_frl.common.algorithms:ALGORITHMS"
-    paths = [*map(full, _OTHERS), *strategy_paths(), table]
-    return {path.rpartition(":")[2]: path for path in paths}
+    return [*map(full, _OTHERS), *strategy_paths(), table]
 
 
-__getattr__ = attach(__name__, public_names)
+public_names, __getattr__ = attach(__name__, _import_paths)

@@ -16,13 +16,9 @@ _MODULES = {
 }
 
 
-def public_names() -> dict[str, str]:
-    """Return the import path of each public name."""
-    return {
-        name: f"flwr_frl.{module}:{name}"
-        for module, names in _MODULES.items()
-        for name in names
-    }
+def _import_paths() -> list[str]:
+    pairs = [(module, name) for module, names in _MODULES.items() for name in names]
+    return [f"flwr_frl.{module}:{name}" for module, name in pairs]
 
 
-__getattr__ = attach(__name__, public_names)
+public_names, __getattr__ = attach(__name__, _import_paths)

@@ -5,26 +5,34 @@ imported by these short names as well. Their public names are then those of `flw
 packages. Modules inside them are imported by their full names.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
+from functools import cache
 from importlib import import_module
 from typing import Any
 
 
 def attach(
-    package: str, public_names: Callable[[], Mapping[str, str]]
-) -> Callable[[str], Any]:
-    """Return a package's ``__getattr__``, which also answers ``__all__``.
+    package: str, import_paths: Callable[[], Iterable[str]]
+) -> tuple[Callable[[], dict[str, str]], Callable[[str], Any]]:
+    """Return a package's ``public_names`` and ``__getattr__``.
+
+    The first one returns the import path of each public name. The second one also
+    answers ``__all__``. Type checkers read the names from a stub, which ``python -m
+    docs.settings`` generates.
 
     Parameters
     ----------
     package : str
         The package's ``__name__``.
-    public_names : callable
-        Returns the import path of each public name, ``package.module:Name``. Type
-        checkers read them from a stub, which ``python -m docs.settings`` generates.
+    import_paths : callable
+        Returns the import paths of the public names, ``package.module:Name``.
     """
     # Another thread may be importing it; this call waits until it has finished.
     import_module("flwr_frl")
+
+    @cache
+    def public_names() -> dict[str, str]:
+        return {path.rpartition(":")[2]: path for path in import_paths()}
 
     def get(name: str) -> Any:
         if name == "__all__":
@@ -35,4 +43,4 @@ def attach(
         module, _, member = public_names()[name].partition(":")
         return getattr(import_module(module), member)
 
-    return get
+    return public_names, get
