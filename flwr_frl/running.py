@@ -143,6 +143,7 @@ def simulate(
     ]
     unique = len(set(map(short_name, names))) == len(names) > 0
     require(unique, "algorithm", algorithm, "one or more, with different names")
+    options["output"] = output_of(options)
     sweep = sweep_of(names, backend, _plain(seeds))
     with hidden_info():
         made, errors = carry_out(names, options, sweep)
@@ -190,7 +191,7 @@ def carry_out(
     SettingsError
         If a setting is invalid, or no algorithm has results.
     """
-    group = sweep.plan(algorithms, {**given, "output": output_of(given)})
+    group = sweep.plan(algorithms, given)
     (outcome,) = sweep.carry_out([group])
     runs, errors = Runs(), list[SettingsError]()
     for name, summary in outcome.items():
@@ -330,7 +331,6 @@ def check(
     # No simulated client is ever lost, so a round needs no timeout. Clients that fail
     # to answer would also fail later, so a few empty rounds end the run.
     given = {"max-empty-rounds": 3, "round-timeout": YEAR, **given}
-    given = {**given, "output": output_of(given)}
 
     def makers(named: Settings) -> list[Maker]:
         every = [owners({**named, "algorithm": n}) for n in (*algorithms, *others)]
