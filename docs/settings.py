@@ -141,7 +141,7 @@ def fact_lines() -> Iterator[str]:
     """Yield the settings with each fact, from their first declarations."""
     common = [name for _, maker in COMMON for name in declared(maker)]
     rows = [row for rows in sections().values() for row in rows]
-    facts = {name: setting.facts for name, setting, _ in rows}
+    facts = {name: setting for name, setting, _ in rows}
     with_fact = {
         "safe": [row.name for row in rows if is_safe(row.setting)],
         "code": [name for name, each in facts.items() if each.code],
@@ -158,7 +158,7 @@ def fact_lines() -> Iterator[str]:
 def is_safe(setting: Declared) -> bool:
     """Return whether a stranger's file may set a string."""
     is_text = isinstance(setting.default, str)
-    return is_text and (setting.facts.safe or get_origin(setting.kind) is Literal)
+    return is_text and (setting.safe or get_origin(setting.kind) is Literal)
 
 
 def stub(package: str) -> str:

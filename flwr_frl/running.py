@@ -365,7 +365,7 @@ def check(
         else:
             # A task's setting is unused if no algorithm's task uses it.
             reasons = [task.unused_settings.get(name, "") for task in tasks]
-            for other, values in read[name].facts.unused_if.items():
+            for other, values in read[name].unused_if.items():
                 if settings[other] in values:
                     reasons = [f"{other} is {settings[other]!r}"]
         if all(reasons):

@@ -138,7 +138,7 @@ def partition(node: Settings, run: Settings) -> tuple[int, int]:
 def per_device(kind: type[Client]) -> set[str]:
     """Return the settings that a device may override in its node config."""
     of_kind = declared(cast(Maker, kind)).items()
-    return {*facts("per-device"), *(n for n, s in of_kind if s.facts.per_device)}
+    return {*facts("per-device"), *(n for n, s in of_kind if s.per_device)}
 
 
 def check_names(node: Settings, kind: type[Client]) -> None:

@@ -44,7 +44,7 @@ MayDiffer = Literal["never", "on resume", "always"]
 
 # Attribute of a dataclass with its fields by name, inherited ones among them.
 FIELDS = "__dataclass_fields__"
-# Key of a setting's facts in the metadata of a dataclass's field.
+# Key of a declaration in the metadata of a dataclass's field.
 KEY = "setting"
 STRICT = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -259,7 +259,7 @@ def unknown(
     return SettingsError(message, code or kind)
 
 
-# Facts and limits of a setting
+# Declarations
 
 
 def is_possible(path: str) -> bool:
@@ -299,8 +299,21 @@ PathText = Annotated[str, checked_by(is_possible)]
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Everything that `setting` declares of a setting, except its default."""
+class Declared:
+    """A setting as a class or function declares it.
+
+    Parameters
+    ----------
+    limits, form, safe, code, may_differ, per_device, unused_if
+        As of `setting`.
+    argument : str
+        Name of the argument. The setting's name has ``-`` in place of ``_``, and no
+        ``_`` at the end.
+    default : bool, int, float or str
+        Default, whose type is the type of the setting.
+    annotation : type
+        A type, a ``Literal``, or either with validators.
+    """
 
     limits: Mapping[str, float]
     form: str
@@ -309,6 +322,40 @@ class Facts:
     may_differ: MayDiffer
     per_device: bool
     unused_if: Mapping[str, tuple[Setting, ...]]
+    # Set by `declared`, which finds the declaration
+    argument: str = ""
+    default: Setting = ""
+    annotation: Any = str
+
+    @property
+    def kind(self) -> Any:
+        """The annotation without validators."""
+        annotated = get_origin(self.annotation) is Annotated
+        return self.annotation.__origin__ if annotated else self.annotation
+
+    @property
+    def allowed(self) -> str:
+        """The allowed values in words that follow "expected"."""
+        if self.form:
+            return self.form
+        if get_origin(self.kind) is Literal:
+            return ", ".join(str(value) or "empty" for value in get_args(self.kind))
+        limits = [f"{LIMITS[n]} {limit:,}" for n, limit in self.limits.items()]
+        kind = TYPES[type(self.default)]
+        return f"{kind}, {' and '.join(limits)}" if limits else kind
+
+    @cached_property
+    def _adapter(self) -> TypeAdapter[Any]:
+        limits: Any = Field(**dict[str, Any](self.limits))
+        annotation: Any = Annotated[self.annotation, limits]
+        return TypeAdapter(annotation, config=STRICT)
+
+    def check(self, name: str, value: Any) -> None:
+        """Raise `SettingsError` unless a value is allowed."""
+        try:
+            self._adapter.validate_python(value)
+        except ValidationError:
+            require(False, name, value, self.allowed)
 
 
 def setting(
@@ -359,63 +406,11 @@ def setting(
     """
     for name in limits.keys() - LIMITS.keys():
         raise unknown("argument of setting", name, LIMITS, code="settings")
-    facts = Facts(limits, form, safe, code, may_differ, per_device, unused_if or {})
+    unused = unused_if or {}
+    made = Declared(limits, form, safe, code, may_differ, per_device, unused)
     if default is ...:
-        return facts
-    return dataclasses.field(default=default, metadata={KEY: facts})
-
-
-@dataclass(frozen=True)
-class Declared:
-    """A setting as a class or function declares it.
-
-    Parameters
-    ----------
-    argument : str
-        Name of the argument. The setting's name has ``-`` in place of ``_``, and no
-        ``_`` at the end.
-    default : bool, int, float or str
-        Default, whose type is the type of the setting.
-    annotation : type
-        A type, a ``Literal``, or either with validators.
-    facts : Facts
-        Limits and other facts.
-    """
-
-    argument: str
-    default: Setting
-    annotation: Any
-    facts: Facts
-
-    @property
-    def kind(self) -> Any:
-        """The annotation without validators."""
-        annotated = get_origin(self.annotation) is Annotated
-        return self.annotation.__origin__ if annotated else self.annotation
-
-    @property
-    def allowed(self) -> str:
-        """The allowed values in words that follow "expected"."""
-        if self.facts.form:
-            return self.facts.form
-        if get_origin(self.kind) is Literal:
-            return ", ".join(str(value) or "empty" for value in get_args(self.kind))
-        limits = [f"{LIMITS[n]} {limit:,}" for n, limit in self.facts.limits.items()]
-        kind = TYPES[type(self.default)]
-        return f"{kind}, {' and '.join(limits)}" if limits else kind
-
-    @cached_property
-    def _adapter(self) -> TypeAdapter[Any]:
-        limits: Any = Field(**dict[str, Any](self.facts.limits))
-        annotation: Any = Annotated[self.annotation, limits]
-        return TypeAdapter(annotation, config=STRICT)
-
-    def check(self, name: str, value: Any) -> None:
-        """Raise `SettingsError` unless a value is allowed."""
-        try:
-            self._adapter.validate_python(value)
-        except ValidationError:
-            require(False, name, value, self.allowed)
+        return made
+    return dataclasses.field(default=default, metadata={KEY: made})
 
 
 Maker = Callable[..., Any]
@@ -457,15 +452,16 @@ def declared(maker: Maker) -> dict[str, Declared]:
         extras = [*getattr(annotation, "__metadata__", ())]
         if name in fields:
             extras.append(fields[name].metadata.get(KEY))
-        facts = next((extra for extra in extras if isinstance(extra, Facts)), None)
-        if facts is None:
+        found = next((extra for extra in extras if isinstance(extra, Declared)), None)
+        if found is None:
             continue
         # A trailing underscore distinguishes a field from a method of the same name.
         setting = name.rstrip("_").replace("_", "-")
         place = f"the default of {name!r} in {function.__qualname__}"
         valid = isinstance(default, bool | int | float | str)
         require(valid, place, default, "a bool, an int, a float or a str", setting)
-        made = Declared(name, default, annotation, facts)
+        about = {"argument": name, "annotation": annotation, "default": default}
+        made = dataclasses.replace(found, **about)
         if made.kind is float:
             made = dataclasses.replace(made, default=float(default))
         settings[setting] = made

@@ -1,6 +1,7 @@
 """Settings: declarations, ranges, names, types and one-line errors."""
 
 import math
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from typing import Annotated, Any, Literal
@@ -47,7 +48,8 @@ LIMITS = [
 
 
 def of(kind: Any, default: Any = 0.0, **facts: Any) -> Declared:
-    return Declared("x", default, kind, setting(**facts))
+    about = {"argument": "x", "default": default, "annotation": kind}
+    return replace(setting(**facts), **about)
 
 
 @pytest.mark.parametrize(("limits", "allowed", "refused"), LIMITS)
@@ -146,7 +148,8 @@ def test_postponed_annotations_are_resolved_in_their_module(write_module):
     heir = write_module("heir", HEIR.format(postponed))
     for path in (f"{postponed}:function", f"{postponed}:Data", f"{heir}:MoreData"):
         ((name, declaration),) = declared(load(path, "maker")).items()
-        assert (name, declaration.kind, declaration.facts) == ("rate", float, RATE)
+        assert (name, declaration.kind) == ("rate", float)
+        assert declaration.limits == RATE.limits
         # Integer defaults are converted.
         assert type(declaration.default) is float
 

@@ -198,7 +198,7 @@ def test_unused_settings_do_not_change_the_partition(name):
         same = all(
             np.array_equal(a, b) for pair in pairs for a, b in zip(*pair, strict=True)
         )
-        assert same == (name in facts[setting].facts.unused_if["partition"]), setting
+        assert same == (name in facts[setting].unused_if["partition"]), setting
 
 
 # Test examples of clients
