@@ -28,7 +28,7 @@ from flwr_frl.common.arrays import (
     is_finite,
     layout_of,
     memory_record,
-    sendable,
+    plain,
     size_of,
 )
 from flwr_frl.common.command_line import shorten_errors
@@ -371,8 +371,11 @@ class Strategy(Algorithm, uses_mean="only"):
 
     # Messages.
 
-    def _open_round(self, round: Round) -> list[Message]:
-        """Return a message for each node of a round, and expect replies to them."""
+    def _open_round(self, round: Round, grid: Grid) -> list[Message]:
+        """Return a message for each node of a round, and expect replies to them.
+
+        They are Flower's own unless a grid of this package sends them.
+        """
         round.config[keys.SERVER_ROUND] = round.number
         clients, nodes = self._run.clients, round.nodes
         if clients.run_token:
@@ -398,7 +401,9 @@ class Strategy(Algorithm, uses_mean="only"):
             if dtypes <= {"float32"} and not self._run.uploads:
                 shapes = tuple(tuple(array.shape) for array in arrays.values())
                 round.layout = layout_of((*arrays,), shapes)
-        return self._messages(round, nodes)
+        messages = self._messages(round, nodes)
+        is_ours = getattr(grid, "in_process", False) or hasattr(grid, "wait_for")
+        return messages if is_ours else plain(messages)
 
     def _messages(self, round: Round, nodes: Sequence[int]) -> list[Message]:
         """Return messages of a round to nodes, and count their bytes."""
@@ -441,7 +446,7 @@ class Strategy(Algorithm, uses_mean="only"):
         # A subclass may return NumPy's integers, which messages do not take.
         nodes = [int(node) for node in sampled]
         round = Round(self, server_round, arrays, config, nodes)
-        messages = sendable(self._open_round(round), grid)
+        messages = self._open_round(round, grid)
         self._run.participation.open(round, messages, grid)
         return messages
 
@@ -582,7 +587,7 @@ class Strategy(Algorithm, uses_mean="only"):
         nodes = self._run.evaluation.sampling.sample(server_round, nodes)
         kind = MessageType.EVALUATE
         round = Round(self, server_round, arrays, config, nodes, kind)
-        return sendable(self._open_round(round), grid)
+        return self._open_round(round, grid)
 
     def aggregate_evaluate(
         self, server_round: int, replies: Iterable[Message]

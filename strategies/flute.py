@@ -59,11 +59,11 @@ class TrainedHeads(HeadsOnServer):
         """Return the initial representation, and keep the initial head."""
         return self._split(super().initialize(grid))
 
-    def _open_round(self, round: Round) -> list[Message]:
+    def _open_round(self, round: Round, grid: Grid) -> list[Message]:
         """Split the head from a whole model, with which Flower's ``start`` begins."""
         if any(name.startswith("head.") for name in round.record):
             round.record = self._split(round.record)
-        return super()._open_round(round)
+        return super()._open_round(round, grid)
 
     def _split(self, whole: ArrayRecord) -> ArrayRecord:
         """Store a model's head as the initial one, and return the rest."""

@@ -94,7 +94,7 @@ class PFedHN(
         """Return a grid that serves one client after another."""
         return OneByOne(grid, self)
 
-    def _open_round(self, round: Round) -> list[Message]:
+    def _open_round(self, round: Round, grid: Grid) -> list[Message]:
         """Initialise h before the first round."""
         self._like = {name: array.numpy() for name, array in round.record.items()}
         if not self.network:
@@ -105,7 +105,7 @@ class PFedHN(
             values = initial_network([width, *hidden, size], rng)
             self.network["values"] = values
             self.network["momentum"] = {n: np.zeros_like(v) for n, v in values.items()}
-        return super()._open_round(round)
+        return super()._open_round(round, grid)
 
     def per_client(self, client: str) -> Arrays:
         """Return θ_i."""

@@ -1,7 +1,7 @@
 """The Flower ServerApp: runs any algorithm and writes its results."""
 
 from collections.abc import Mapping
-from logging import INFO, WARNING
+from logging import INFO
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -94,9 +94,6 @@ def serve(
             privacy.run_token = clients.run_token
             privacy.keep_in(place, resumed=former is not None)
         prepare_directory(place, former)
-        if len(nodes) < (least := int(settings["min-train-nodes"])):
-            text = "min-train-nodes is %d, but there are only %d clients: all train"
-            log(WARNING, text, least, len(nodes))
         after = start.server_round
         about = About(name, clients.run_token, after, place.absolute(), settings)
         with Tracking(settings).of(about) as tracked:

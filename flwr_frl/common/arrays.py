@@ -348,12 +348,6 @@ def plain(messages: Iterable[Message]) -> list[Message]:
     return [getattr(message, "plain", message) for message in messages]
 
 
-def sendable(messages: list[Message], grid: Any) -> list[Message]:
-    """Return messages as Flower's own, unless a grid of this package sends them."""
-    is_ours = getattr(grid, "in_process", False) or hasattr(grid, "wait_for")
-    return messages if is_ours else plain(messages)
-
-
 def request_of(message: Message) -> Request:
     """Return a message as a request, without checking its config.
 
@@ -396,9 +390,10 @@ class Layout:
         headers = (header(tuple(shape), np.dtype(np.float32)) for shape in shapes)
         self.num_bytes = 4 * self.size + sum(map(len, (*names, *headers)))
 
-    def views(self, vector: NDArray) -> list[NDArray]:
-        """Return views of the arrays in a vector."""
-        return [vector[place].reshape(shape) for place, shape in self.places.values()]
+    def views(self, vector: NDArray) -> dict[str, NDArray]:
+        """Return views of the arrays in a vector, by name."""
+        places = self.places.items()
+        return {name: vector[at].reshape(shape) for name, (at, shape) in places}
 
 
 # The layout is the same object for the same arrays.

@@ -188,6 +188,6 @@ def let_join(
         return {}
     kind = f"{MessageType.EVALUATE}.{keys.NEWCOMER}"
     round = Round(strategy, server_round, arrays, ConfigRecord(), nodes, kind)
-    asked = strategy._open_round(round)
+    asked = strategy._open_round(round, grid)
     round.close(grid.send_and_receive(asked, timeout=timeout))
     return {reply.client: reply.metrics for reply in round.replies}

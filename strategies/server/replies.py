@@ -272,8 +272,7 @@ class RunningMean:
                 return
             if not self._sums:
                 self._layout, self._row = layout, np.multiply(row, weight, dtype=float)
-                views = layout.views(self._row)
-                self._sums = dict(zip(layout.places, views, strict=True))
+                self._sums = layout.views(self._row)
                 self._dtypes = dict.fromkeys(layout.places, row.dtype)
                 return
         for name, value in arrays.items():

@@ -133,5 +133,5 @@ def test_evaluation_sends_no_models_except_to_newcomers():
         assert candidates_of(message) == []
     sent, strategy = result.between("evaluate")[0][0].content, result.strategy
     about = sent["arrays"], sent["config"], [1], "evaluate.newcomer"
-    (message,) = strategy._open_round(Round(strategy, 3, *about))
+    (message,) = strategy._open_round(Round(strategy, 3, *about), result.grid)
     assert len(candidates_of(message)) == 2

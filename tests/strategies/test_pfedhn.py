@@ -61,7 +61,7 @@ class Reference:
         first = PFedHN(**SMALL)
         first._run.clients.known = dict.fromkeys(range(1, N + 1))
         initial = result.grid.replies[N].content["arrays"]
-        first._open_round(Round(first, 1, initial, ConfigRecord()))
+        first._open_round(Round(first, 1, initial, ConfigRecord()), result.grid)
         self.h = hypernetwork(first.network["values"])
         self.v = [
             nn.Parameter(torch.tensor(first._embedding(name)["values"]))

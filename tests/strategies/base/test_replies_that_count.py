@@ -81,9 +81,8 @@ def test_reply_of_a_node_that_was_not_asked_is_rejected():
     strategy, grid = averaging(), grid_of(4)
     nodes = strategy._identify(grid)
     config = ConfigRecord({"server-round": 1})
-    messages = strategy._open_round(
-        Round(strategy, 1, to_record(START), config, nodes[:2])
-    )
+    round = Round(strategy, 1, to_record(START), config, nodes[:2])
+    messages = strategy._open_round(round, grid)
     stranger = Message(messages[0].content, 4, MessageType.TRAIN)
     replies = grid.send_and_receive([*messages, stranger])
     arrays, metrics = strategy.aggregate_train(1, replies)
