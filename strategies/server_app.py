@@ -120,7 +120,6 @@ def checked_strategy(settings: Settings) -> Strategy:
     Raises `SettingsError` as `serve`.
     """
     options = build(RunSettings, settings)
-    options.check_validation(settings)
     # The tracker can be imported.
     Tracking(settings)
     strategy, algorithm = build_strategy(settings), options.algorithm

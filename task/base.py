@@ -56,8 +56,6 @@ class BaseTask(ABC):
     classes: tuple[str, ...]
     # True if some training examples were set aside for validation.
     held_out: bool = False
-    # The validation set of a client if every evaluation uses it beside the test set.
-    validation_examples: Callable[[int], ExampleSet] | None = None
 
     @abstractmethod
     def initial_model(self) -> SplitModel:

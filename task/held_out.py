@@ -32,8 +32,6 @@ class EvaluationSettings(Checked):
     evaluate_on : {"test", "validation"}, default "test"
         Examples of every evaluation: each client's test set, or its validation set, so
         that no choice depends on the test set.
-    result_protocol : {"mean-last", "last", "best-validation"}, default "mean-last"
-        With ``best-validation``, every evaluation also uses the validation set.
     metrics : str, default ""
         Metrics besides loss and accuracy, separated by commas: scikit-learn's
         ``balanced-accuracy`` and ``macro-f1`` if the task names its classes, and import
@@ -45,9 +43,6 @@ class EvaluationSettings(Checked):
 
     validation_fraction: float = setting(0.0, ge=0, lt=1)
     evaluate_on: Literal["test", "validation"] = setting("test")
-    result_protocol: Literal["mean-last", "last", "best-validation"] = setting(
-        "mean-last", may_differ="on resume"
-    )
     metrics: str = setting(
         "",
         form="names or import paths, with commas between",
@@ -80,8 +75,6 @@ def with_evaluation(task: Task, settings: EvaluationSettings) -> Task:
     changes: dict[str, Any] = {"metrics": {**task.metrics, **named}}
     if settings.validation_fraction:
         changes |= {"train_examples": lambda i: parts(i)[0], "held_out": True}
-    if settings.result_protocol == "best-validation":
-        changes["validation_examples"] = lambda i: parts(i)[1]
     if settings.evaluate_on == "validation":
         changes["test_examples"] = lambda i: parts(i)[1]
     return changed(task, changes)

@@ -43,20 +43,13 @@ def evaluate_model(
     metrics : dict
         ``accuracy``, 0 to 1, if targets are classes; in addition ``global-nc2`` and
         ``local-nc2`` (`flwr_frl.task.models.neural_collapse`) if the head is one linear
-        layer; the task's custom metrics; with ``result-protocol`` at
-        ``best-validation``, loss and accuracy on the validation examples, with the
-        prefix ``validation-``. Both NC2 and custom metrics are left out if they are not
-        finite.
+        layer; the task's custom metrics. Both NC2 and custom metrics are left out if
+        they are not finite.
     """
     examples = test_examples(task, index)
     loss, metrics = measure(task, model, examples)
     if "accuracy" in metrics:
         metrics |= _collapse(task, [index], model)[0]
-    if task.validation_examples is not None:
-        held_out = task.validation_examples(index)
-        metrics["validation-loss"], validated = measure(task, model, held_out)
-        if "accuracy" in validated:
-            metrics["validation-accuracy"] = validated["accuracy"]
     return loss, len(examples), metrics
 
 

@@ -170,7 +170,7 @@ def evaluate_rows(asked: Sequence[Asked]) -> dict[int, Message]:
         config = check_config(first.request.config)
         client = build_client(first.context, first.setup, config)
         task = client.task
-        if task.metrics or task.validation_examples or not client.model.is_layered:
+        if task.metrics or not client.model.is_layered:
             return replies
         client._receive(unpack(first.request.records, client), config)
         indices = {i: each.setup.partition for i, each in nodes.items()}

@@ -20,7 +20,6 @@ from flwr_frl.common.text import short_name
 from flwr_frl.results.results import (
     PROTOCOLS,
     SUMMARIZED,
-    VALIDATED,
     failure,
     is_number,
     over_seeds,
@@ -151,7 +150,7 @@ def compare(*folders: str | Path, protocol: str = "", baseline: str = "") -> Com
     ----------
     *folders : str or Path
         Results folders. Their clients must have the same numbers of examples.
-    protocol : {"", "mean-last", "last", "best-validation"}, default ""
+    protocol : {"", "mean-last", "last"}, default ""
         The rounds of the results (setting ``result-protocol``); by default that of the
         runs, or ``last`` if a method was tested after its last round only.
     baseline : str, default ""
@@ -193,17 +192,11 @@ def _finished(places: Sequence[Path], protocol: str) -> Methods:
     # Folders are named by what distinguishes their paths.
     base = os.path.commonpath(places)
     number = Counter(name for methods in folders.values() for name in methods)
-    runs = {
+    return {
         name if number[name] == 1 else f"{name} ({os.path.relpath(place, base)})": of
         for place, methods in folders.items()
         for name, of in methods.items()
     }
-    summaries = [run.summary for of in runs.values() for run in of]
-    measured = all(not summary.keys().isdisjoint(VALIDATED) for summary in summaries)
-    allowed = "a protocol of the runs; these measured no validation results"
-    valid = protocol != "best-validation" or measured
-    require(valid, "result-protocol", protocol, allowed)
-    return runs
 
 
 def _data_of(methods: Methods) -> object:

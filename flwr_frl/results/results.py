@@ -46,9 +46,6 @@ NOT_SUMMARIZED = (
 )
 # Metrics of which a summary has the latest value.
 LATEST = ("seconds-simulated", "epsilon", "delta", "consensus-step")
-# Metrics by which the best round is chosen, the preferred one first. They are measured
-# beside those of the test examples with the protocol `best-validation`.
-VALIDATED = ("validation-accuracy", "validation-loss")
 # The suffix of a summary's main metric in the last evaluated round.
 LAST_ROUND = "-last"
 # The entry of a summary with `lost_share`, and the code of an error about it.
@@ -65,7 +62,7 @@ WITHOUT_DEVIATION = (
     *LATEST,
 )
 # Rounds of the result of a run: values of the setting `result-protocol`.
-PROTOCOLS = ("mean-last", "last", "best-validation")
+PROTOCOLS = ("mean-last", "last")
 # Text of a result of one round
 ONE_ROUND = "last evaluated round"
 
@@ -137,11 +134,10 @@ def result_rows(rows: Sequence[Row], protocol: str, last: int) -> list[Row]:
     ----------
     rows : sequence of dict
         The rows of the run so far, at least one.
-    protocol : {"mean-last", "last", "best-validation"}
+    protocol : {"mean-last", "last"}
         With ``mean-last`` the last ``last`` rounds, and at least the last evaluated
-        one; with ``last`` the last evaluated round; with ``best-validation`` the round
-        with the best validation result (`best_round`). No round is ever chosen by test
-        examples.
+        one; with ``last`` the last evaluated round. No round is ever chosen by its
+        result.
     last : int
         The setting ``evaluate-last``.
     """
@@ -149,18 +145,12 @@ def result_rows(rows: Sequence[Row], protocol: str, last: int) -> list[Row]:
     if protocol == "mean-last":
         after = min(rows[-1]["round"] - last, tested[-1]["round"] - 1)
         return [row for row in rows if row["round"] > after]
-    if protocol == "best-validation":
-        validated = [row for row in tested if any(n in row for n in VALIDATED)]
-        best = best_round(validated)
-        tested = [row for row in validated if row["round"] == best] or tested
     return [tested[-1]]
 
 
-def protocol_text(final: Sequence[Row], protocol: str) -> str:
+def protocol_text(final: Sequence[Row]) -> str:
     """Describe the rounds of a result, such as ``mean of last 10 rounds``."""
     rounds = [row["round"] for row in final if row.get("evaluated")]
-    if protocol == "best-validation":
-        return "round with the best validation result"
     if len(rounds) <= 1:
         return ONE_ROUND
     consecutive = rounds[-1] - rounds[0] < len(rounds)
@@ -280,13 +270,13 @@ def run_result(
         The entries of ``summary.json``; and each client's result, its mean of the first
         metric of `QUALITY`.
     """
-    protocol = str(settings["result-protocol"])
-    final = result_rows(rows, protocol, int(settings["evaluate-last"]))
+    protocol, last = str(settings["result-protocol"]), int(settings["evaluate-last"])
+    final = result_rows(rows, protocol, last)
     metric = quality({n for row in final for n, v in row.items() if is_number(v)})
     rounds = {row["round"] for row in final}
     means = client_means(directory, metric, rounds)
     summary = summarize(rows, clients, final, means if metric == "accuracy" else None)
-    summary |= {"protocol": protocol_text(final, protocol), TESTED_MODEL: tested}
+    summary |= {"protocol": protocol_text(final), TESTED_MODEL: tested}
     summary["evaluated-on"] = settings["evaluate-on"]
     return summary | summarize_newcomers(joined), means
 
@@ -441,27 +431,3 @@ def describe(row: Row) -> str:
         label = "evaluation loss" if name == "loss" else name
         parts.append(f"{label} {form.format(row[name])}")
     return ", ".join(parts)
-
-
-def best_round(rows: Iterable[Mapping[str, Any]]) -> int:
-    """Return the best evaluated round.
-
-    The best one is the first with the highest mean accuracy, or the lowest mean loss if
-    there is no accuracy: those of `VALIDATED` if there are any, otherwise those of the
-    examples of ``evaluate-on``. Without any mean, the round is 0.
-
-    Parameters
-    ----------
-    rows : iterable of mapping
-        The metrics of the rounds, in order.
-    """
-    best, best_at = -math.inf, 0
-    for row in rows:
-        if not row.get("evaluated"):
-            continue
-        value, loss = (row.get(n, row.get(n.split("-")[1])) for n in VALIDATED)
-        if (value is None or math.isnan(value)) and loss is not None:
-            value = -loss
-        if value is not None and value > best:
-            best, best_at = value, row["round"]
-    return best_at

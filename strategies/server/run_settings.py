@@ -3,14 +3,7 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from flwr_frl.common.settings import (
-    Checked,
-    PathText,
-    Settings,
-    checked_by,
-    require,
-    setting,
-)
+from flwr_frl.common.settings import Checked, PathText, checked_by, setting
 
 
 @dataclass(frozen=True)
@@ -39,12 +32,9 @@ class RunSettings(Checked):
         Number of rounds at the end that are evaluated; with ``result-protocol`` at its
         default, the result is their mean. With 0 it is the last evaluation by
         ``evaluate-every``.
-    result_protocol : {"mean-last", "last", "best-validation"}, default "mean-last"
-        Rounds of the result: the mean of the last ``evaluate-last`` rounds, the last
-        evaluated round, or the evaluated round with the best mean validation accuracy
-        (or loss). In the last case every evaluation uses the validation sets as well as
-        the test sets, so ``validation-fraction`` must be above 0 and ``evaluate-on``
-        must be ``test``. No round is chosen by test sets.
+    result_protocol : {"mean-last", "last"}, default "mean-last"
+        Rounds of the result: the mean of the last ``evaluate-last`` rounds, or the last
+        evaluated round. No round is chosen by its result.
     new_clients : int, default 0
         Number of simulated clients, drawn by the seed, that take no part in the
         training. After the last round each of them trains its personal part, such as a
@@ -75,7 +65,7 @@ class RunSettings(Checked):
     max_empty_rounds: int = setting(0, ge=0, may_differ="always")
     evaluate_every: int = setting(5, ge=0, may_differ="on resume")
     evaluate_last: int = setting(10, ge=0, may_differ="on resume")
-    result_protocol: Literal["mean-last", "last", "best-validation"] = setting(
+    result_protocol: Literal["mean-last", "last"] = setting(
         "mean-last", may_differ="on resume"
     )
     new_clients: int = setting(0, ge=0)
@@ -89,11 +79,3 @@ class RunSettings(Checked):
     tracker_uri: str = setting(
         "", form="an address", may_differ="always", unused_if={"tracker": ("",)}
     )
-
-    def check_validation(self, settings: Settings) -> None:
-        """Raise `SettingsError` if a round would be chosen by the test sets."""
-        protocol, tested = self.result_protocol, settings["evaluate-on"] == "test"
-        validates = protocol == "best-validation"
-        valid = not validates or (settings["validation-fraction"] and tested)
-        allowed = "mean-last or last, or validation-fraction above 0 and evaluate-on "
-        require(bool(valid), "result-protocol", protocol, allowed + "test")

@@ -55,7 +55,6 @@ def test_other_protocols_and_a_baseline(tmp_path):
     assert code_of(compare, tmp_path, baseline="fedpre") == "baseline"
     by_path = compare(tmp_path, protocol="last", baseline="mine:fedavg")
     assert by_path == comparison
-    assert code_of(compare, tmp_path, protocol="best-validation") == "result-protocol"
     assert code_of(compare, tmp_path, protocol="best") == "result-protocol"
 
 

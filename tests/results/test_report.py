@@ -1,7 +1,6 @@
 """Reports: rows that survive crashes and full disks, and a summary of the last ones."""
 
 import json
-import math
 
 import pytest
 from command_line import json_of
@@ -11,7 +10,6 @@ from named_tasks import dashed
 from flwr_frl.common.settings import resolve
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import (
-    best_round,
     client_means,
     lost_share,
     protocol_text,
@@ -208,33 +206,12 @@ def test_the_bar_shows_the_folder_and_the_latest_metrics(tmp_path):
         # At least the last evaluated round
         ("mean-last", 0, [7], "last evaluated round"),
         ("last", 10, [7], "last evaluated round"),
-        # Round 6 has the best test result.
-        ("best-validation", 10, [5], "round with the best validation result"),
     ],
 )
 def test_rounds_of_the_result(protocol, last, rounds, text):
-    tested = {2: (0.1, 0.5), 5: (0.4, 0.7), 6: (0.9, 0.6), 7: (0.3, 0.7)}
     rows = [row(i) for i in range(1, 9)]
-    for i, (accuracy, validation) in tested.items():
-        more = {"accuracy": accuracy, "validation-accuracy": validation}
-        rows[i - 1] |= {"evaluated": 2, **more}
+    for i in (2, 5, 6, 7):
+        rows[i - 1] |= {"evaluated": 2, "accuracy": i / 10}
     final = result_rows(rows, protocol, last)
     assert [each["round"] for each in final if "evaluated" in each] == rounds
-    assert protocol_text(final, protocol) == text
-
-
-def test_best_validation_never_chooses_by_test_results():
-    rows = [row(1, 0.9, evaluated=2), row(2, 0.5, evaluated=2)]
-    assert result_rows(rows, "best-validation", 10) == rows[1:]
-
-
-def test_without_an_accuracy_the_lowest_loss_is_best():
-    nan = math.nan
-    pairs = [(3.0, nan), (1.0, nan), (2.0, None), (None, None)]
-    rows = [
-        {"round": i, "evaluated": 2, "loss": loss, "accuracy": accuracy}
-        for i, (loss, accuracy) in enumerate(pairs, 1)
-    ]
-    assert best_round(rows) == 2
-    assert best_round([*rows, {"round": 5, "loss": 0.0}]) == 2
-    assert best_round([]) == 0
+    assert protocol_text(final) == text

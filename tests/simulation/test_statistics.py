@@ -108,27 +108,6 @@ def test_parallel_seeds_can_be_stopped_and_resumed(tmp_path):
         assert of_beside[metric] == pytest.approx(of_turn[metric], abs=1e-12)
 
 
-def test_result_of_the_round_with_the_best_validation(tmp_path):
-    settings = {"validation_fraction": 0.3, "learning_rate": 0.5, "evaluate_every": 1}
-    settings["result_protocol"] = "best-validation"
-    go(tmp_path, "fedavg", "local", rounds=6, **settings)
-    for name in ("fedavg", "local"):
-        rows = rows_of(tmp_path, name)
-        best = max(rows, key=lambda row: row["validation-accuracy"])
-        summary = json_of(tmp_path / "summary.json")["algorithms"][name]
-        assert summary["accuracy"] == best["accuracy"]
-        assert summary["accuracy-last"] == rows[-1]["accuracy"]
-        assert "best validation" in summary["protocol"]
-    # The validation examples are those of `evaluate-on`.
-    alone = tmp_path / "alone"
-    settings |= {"result_protocol": "last", "evaluate_on": "validation"}
-    go(alone, "fedavg", rounds=6, **settings)
-    ours, theirs = rows_of(tmp_path, "fedavg"), rows_of(alone, "fedavg")
-    assert [row["validation-accuracy"] for row in ours] == [
-        row["accuracy"] for row in theirs
-    ]
-
-
 def test_tune_picks_by_validation_and_tests_once(tmp_path):
     # Learning rates that have no effect, that work, and that diverge
     grid = ("--grid", "learning-rate=1e-9,0.5,1e38")
@@ -225,7 +204,6 @@ tune fedavg --grid momentum=0 @ evaluate-on='test' => evaluate-on
 @ partition='log-normal' num-clients=50 validation-fraction=0.98 => validation-fraction
 @ evaluate-on='validation' => ~evaluate-on is 'validation'
 @ result-protocol='best' => result-protocol
-@ result-protocol='best-validation' => result-protocol
 @ metrics='macro-f2' => metrics
 @ metrics='json:dumps' => ~metric 'dumps' fails
 fedrep --task linear @ validation-fraction=0.5 => ~must be 0: it draws
