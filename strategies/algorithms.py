@@ -84,7 +84,7 @@ def _uploads(strategy: Strategy, settings: Settings) -> UploadSettings | None:
     name, kind = "upload-compressor", type(strategy)
     averages = traits.uses_mean == "only" and not traits.replies_are_changes
     averages = averages and kind.per_client is Strategy.per_client
-    allowed = f"none for {kind.__name__}, whose server does not only average models"
+    allowed = f"none for {kind.__name__}: only methods that average models allow it"
     require(averages, name, uploads.operator, allowed)
     secure = settings.get("secure-aggregation", False)
     require(not secure, "secure-aggregation", secure, f"False with {name}")

@@ -305,9 +305,9 @@ class Strategy(Algorithm, uses_mean="only"):
         self._run.participation.set_rounds(num_rounds)
         longest = float(kwargs.get("timeout", math.inf))
         grid = self._adapt_grid(reliable_grid(self, grid, longest))
+        before = clients.counted
         result = super().start(grid, initial_arrays, num_rounds, *args, **kwargs)
-        trained = result.train_metrics_clientapp.values()
-        if trained and not any(metrics.get("clients") for metrics in trained):
+        if clients.counted == before and result.train_metrics_clientapp:
             why = self._run.round.failure or clients.failure or "there are none"
             if clients.known and clients.known.keys() <= clients.foreign:
                 why += self._remedy()
@@ -395,15 +395,17 @@ class Strategy(Algorithm, uses_mean="only"):
             round.like = {keys.ARRAYS: round.record}
             self.begin(round)
             if round.expected is not None:
-                round.like = {keys.ARRAYS: to_record(round.expected)}
+                like = to_record(round.expected)
+                # Changes are measured from what was sent, whatever is expected.
+                both = {name: round.record.get(name, like[name]) for name in like}
+                round.like = {keys.ARRAYS: ArrayRecord(both)}
             arrays = entries_of(round.like[keys.ARRAYS])
             dtypes = {array.dtype for array in arrays.values()}
             if dtypes <= {"float32"} and not self._run.uploads:
                 shapes = tuple(tuple(array.shape) for array in arrays.values())
                 round.layout = layout_of((*arrays,), shapes)
         messages = self._messages(round, nodes)
-        is_ours = getattr(grid, "in_process", False) or hasattr(grid, "wait_for")
-        return messages if is_ours else plain(messages)
+        return messages if is_ours(grid) else plain(messages)
 
     def _messages(self, round: Round, nodes: Sequence[int]) -> list[Message]:
         """Return messages of a round to nodes, and count their bytes."""
@@ -559,10 +561,11 @@ class Strategy(Algorithm, uses_mean="only"):
     def _apply_rule(
         self, weights: Sequence[float], replies: Sequence[Arrays], centre: rules.Sent
     ) -> Arrays | None:
-        """Combine arrays by the rule of ``aggregation``; None without a weight above 0.
+        """Combine arrays by the rule of ``aggregation``.
 
-        All rules but the mean give every client one vote, as a client can report any
-        number of examples.
+        None without replies, or if the rule uses weights and all of them are 0. All
+        rules but the mean give every client one vote, as a client can report any number
+        of examples.
         """
         settings, participation = self.settings, self._run.participation
         if not replies:
@@ -658,6 +661,11 @@ def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:
     return arrays
 
 
+def is_ours(grid: Grid) -> bool:
+    """Return whether a grid is one of this package, not Flower's or a user's."""
+    return hasattr(grid, "wait_for") or getattr(grid, "in_process", False)
+
+
 def reliable_grid(strategy: Strategy, grid: Grid, longest: float) -> Grid:
     """Return a grid that survives outages and limits the size of replies.
 
@@ -672,6 +680,6 @@ def reliable_grid(strategy: Strategy, grid: Grid, longest: float) -> Grid:
         evaluates = kind == MessageType.EVALUATE
         return (run.evaluation.round if evaluates else run.round).largest_reply
 
-    if hasattr(grid, "wait_for") or getattr(grid, "in_process", False):
+    if is_ours(grid):
         return grid
     return Inbox(grid, run.clients.label_of, longest, largest)

@@ -128,14 +128,18 @@ def values_of(array: Array) -> NDArray:
             raise ValueError(f"it holds {of}{list(held)}")
         start = stream.tell()
     values = np.frombuffer(data, dtype, offset=start)
-    return values.reshape(shape, order="F" if fortran else "C")
+    values = values.reshape(shape, order="F" if fortran else "C")
+    # A declared -1, or a dtype with a shape, gives other ones.
+    if (values.shape, values.dtype) != (shape, dtype):
+        raise ValueError(f"it holds {values.dtype}{list(values.shape)}")
+    return values
 
 
 def size_of(value: Any) -> int:
-    """Return the bytes of a record or a value: names, and arrays as .npy files.
+    """Return the size of a record or a value in bytes.
 
-    Flower's envelope is not counted. Flower's own count of bytes fails on empty strings
-    and lists.
+    Names count, and arrays count as .npy files. Flower's envelope does not count. Its
+    own function for sizes fails on empty strings and lists.
     """
     if isinstance(value, (int, float)):
         return 1 if isinstance(value, bool) else 8
@@ -355,8 +359,10 @@ def request_of(message: Message) -> Request:
     """
     if isinstance(message, Request) and message.is_unread:
         return message
-    records, about = dict(entries_of(message.content)), message.metadata
-    config = entries_of(records.pop(CONFIG, {}))
+    records, about, config = dict(entries_of(message.content)), message.metadata, {}
+    # Another record, or an empty one, stays as it is.
+    if isinstance(records.get(CONFIG), ConfigRecord) and records[CONFIG]:
+        config = entries_of(records.pop(CONFIG))
     parts = message, about.dst_node_id, records, config
     return Request(*parts, message_id=about.message_id)
 

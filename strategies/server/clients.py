@@ -123,6 +123,8 @@ class Clients:
         Statistics of the columns of all devices' tables; empty if there are none.
     acknowledged : dict of str to int
         Last round in which each client's reply counted.
+    counted : int
+        Number of replies that have counted so far.
     checkpoints : bool
         True if the run writes checkpoints before it ends.
     checkpointed : int
@@ -154,7 +156,7 @@ class Clients:
         self._last: tuple[list[int], list[int] | None] = [], None
         self.run_token = ""
         self.acknowledged: dict[str, int] = {}
-        self.checkpointed = 0
+        self.counted = self.checkpointed = 0
         # Statistics of the columns of all devices' tables, if devices report them.
         self.columns: list[float] = []
         # `acknowledged` in the last checkpoint.
@@ -485,6 +487,7 @@ class Clients:
                 self.acknowledged[name] = made_in
                 if made_in <= self.checkpointed:
                     self._delayed.add(name)
+        self.counted += len(rounds)
         self._settled = bool(self._model)
 
     def note_checkpoint(self, server_round: int) -> None:

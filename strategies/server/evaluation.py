@@ -190,4 +190,7 @@ def let_join(
     round = Round(strategy, server_round, arrays, ConfigRecord(), nodes, kind)
     asked = strategy._open_round(round, grid)
     round.close(grid.send_and_receive(asked, timeout=timeout))
+    if silent := round.asked.keys() - {reply.node for reply in round.replies}:
+        names = several(sorted(map(strategy._run.clients.label_of, silent)))
+        log(WARNING, "new clients without a valid reply are left out: %s", names)
     return {reply.client: reply.metrics for reply in round.replies}

@@ -96,6 +96,7 @@ def check_values(values: Mapping[str, Any]) -> Mapping[str, Any]:
         valid = (
             len(name) <= LONGEST_NAME
             and name.isprintable()
+            and isinstance(value, (int, float, str, bytes, list))
             and size_of(value) <= LONGEST_VALUE
             and all(abs(v) <= LARGEST for v in each if isinstance(v, (int, float)))
         )

@@ -178,7 +178,7 @@ def check_settings(
     require(valid, "weighting", settings.weighting, allowed)
     steps = settings.server_optimizer
     valid = traits.uses_mean == "only" and not traits.replies_are_changes
-    allowed = f"none for {name}, whose server does not only average models"
+    allowed = f"none for {name}: only methods that average models allow it"
     require(valid or steps == "none", "server-optimizer", steps, allowed)
     if not noise:
         return

@@ -70,6 +70,19 @@ def test_numbers_beyond_float32_do_not_count_as_finite():
     assert not is_finite(np.array([1e39]))
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "descr"), [((-1, 3), "float32", "<f4"), ((6,), "(6,)f4", None)]
+)
+def test_values_of_another_shape_than_declared_are_refused(shape, dtype, descr):
+    values, stream = np.arange(6, dtype=np.float32), io.BytesIO()
+    about = {"descr": descr or dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, about)
+    data = stream.getvalue() + values.tobytes()
+    array = Array(dtype=dtype, shape=shape, stype=Array(values).stype, data=data)
+    with pytest.raises(ValueError, match=r"it holds|shape"):
+        values_of(array)
+
+
 def test_pickled_and_truncated_bytes_are_rejected():
     np.save(stream := io.BytesIO(), np.array([{}], dtype=object), allow_pickle=True)
     intact = Array(np.arange(10)).data

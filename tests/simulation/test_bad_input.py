@@ -77,7 +77,7 @@ flute @ secure-aggregation=true => secure-aggregation
 fedproto @ secure-aggregation=true => secure-aggregation
 ifca @ secure-aggregation=true => secure-aggregation
 fedas @ secure-aggregation=true => secure-aggregation
-local @ upload-compressor='top-k' => ~whose server does not only average
+local @ upload-compressor='top-k' => ~only methods that average models
 dpsgd @ secure-aggregation=true => secure-aggregation
 fedbuff @ secure-aggregation=true => secure-aggregation
 srpfl @ secure-aggregation=true => secure-aggregation

@@ -4,7 +4,7 @@ import logging
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord, Context, Message, MessageType
+from flwr.app import ConfigRecord, Context, Message, MessageType, MetricRecord
 from function_clients import (
     START,
     averaging,
@@ -148,6 +148,38 @@ def test_round_without_valid_replies_keeps_the_arrays(name):
     assert seen == [(1, 2.5, 4, 0), (2, 2.5, 0, 4), (3, 5.0, 4, 0)]
     assert final["b"].numpy().tolist() == [5.0] * 4
     assert set(strategy._run.clients.acknowledged.values()) == {3}
+
+
+def test_a_run_without_a_round_that_counts_is_an_error():
+    class Broken(FedAvg):
+        def aggregate(self, round):
+            return {n: np.full_like(v, np.nan) for n, v in round.arrays.items()}
+
+    with pytest.raises(SettingsError, match="in no round did a client's reply count"):
+        Broken(fraction_train=1.0).start(grid_of(3), to_record(START), 2)
+
+
+def test_an_override_may_return_its_own_metrics():
+    class Mine(FedAvg):
+        def aggregate_train(self, server_round, replies):
+            arrays, _ = super().aggregate_train(server_round, replies)
+            return arrays, MetricRecord({"mine": 1.0})
+
+    result = Mine(fraction_train=1.0).start(grid_of(3), to_record(START), 1)
+    assert result.arrays["b"].numpy().tolist() == [2.0] * 4
+
+
+def test_changes_are_measured_from_what_was_sent_whatever_is_expected():
+    class Expecting(FedAvg):
+        def begin(self, round):
+            round.expected = {n: np.ones(v.shape) for n, v in round.arrays.items()}
+
+    settings = {"server_optimizer": "momentum", "server_optimizer_rate": 0.5}
+    settings |= {"fraction_train": 1.0}
+    means = [
+        train_once(kind(**settings), grid_of(3))[0] for kind in (FedAvg, Expecting)
+    ]
+    assert means[0]["w"].numpy().tolist() == means[1]["w"].numpy().tolist()
 
 
 @pytest.mark.parametrize(
