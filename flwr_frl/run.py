@@ -45,7 +45,7 @@ class Run:
         self.summary = summary
         # A later run may replace the files.
         self._runs = {int(run.settings["seed"]): run for run in runs}
-        self.settings = {seed: run.settings for seed, run in self._runs.items()}
+        self.settings = {seed: dict(run.settings) for seed, run in self._runs.items()}
         self.algorithm = short_name(str(runs[0].settings["algorithm"]))
         self.folders = {seed: run.directory for seed, run in self._runs.items()}
 

@@ -194,12 +194,15 @@ def carry_out(
     group = sweep.plan(algorithms, given)
     (outcome,) = sweep.carry_out([group])
     runs, errors = Runs(), list[SettingsError]()
-    for name, summary in outcome.items():
+    for algorithm, (name, summary) in zip(algorithms, outcome.items(), strict=True):
         if isinstance(summary, SettingsError):
             errors.append(summary)
             continue
-        folders = (Path(str(each["output"])).resolve() for each in group.settings)
-        runs[name] = Run(dict(summary), [read_run(each / name) for each in folders])
+        each = []
+        for settings in group.settings:
+            directory = Path(str(settings["output"])).resolve() / name
+            each.append(read_run(directory, known={**settings, "algorithm": algorithm}))
+        runs[name] = Run(dict(summary), each)
     if not runs:
         raise errors[0]
     folder = group.folder.resolve()

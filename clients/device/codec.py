@@ -39,6 +39,8 @@ from flwr_frl.common.run_cache import run_object
 from flwr_frl.common.settings import SettingsError, reason_of, require
 from flwr_frl.task.models.split_model import LARGE
 
+# Bytes of the largest numbers that torch has.
+WIDEST = 8
 # File names contain the round with eight digits.
 LAST_ROUND = 99_999_999
 Round = Annotated[int, Field(ge=0, le=LAST_ROUND)]
@@ -139,7 +141,8 @@ def _read(name: str, array: Array, like: Tensor, client: Client) -> NDArray:
     """Return an array of a message.
 
     Raises `SettingsError` if it cannot be read, is not finite, or differs from ``like``
-    in its kind of dtype, or in its shape unless the client takes it.
+    in its kind of dtype, is less precise, or has another shape that the client does not
+    take.
     """
     try:
         values = values_of(array)
@@ -147,23 +150,25 @@ def _read(name: str, array: Array, like: Tensor, client: Client) -> NDArray:
     except Exception as error:
         line = f"array {name!r} of the message cannot be read: {reason_of(error)[:100]}"
         raise SettingsError(line) from None
-    kind, shape = values.dtype, values.shape
-    fits = kind.kind == _kind_of(like.dtype) and kind.isnative
+    dtype, shape, usual = values.dtype, values.shape, _dtype_of(like.dtype)
+    fits = dtype.kind == usual.kind and dtype.isnative
+    fits = fits and usual.itemsize <= dtype.itemsize <= WIDEST
     fits = fits and (shape == like.shape or client._takes(name, shape, like.shape))
     if not fits:
         raise SettingsError(
-            f"array {name!r} of the message is of {kind} and shape {shape}; this "
+            f"array {name!r} of the message is of {dtype} and shape {shape}; this "
             f"client's model has {like.dtype} and {tuple(like.shape)}"
         )
     if not is_finite(values):
-        raise SettingsError(f"array {name!r} of the message is not finite")
+        line = f"array {name!r} of the message is not finite, or has too large values"
+        raise SettingsError(line)
     return values
 
 
 @lru_cache(maxsize=64)
-def _kind_of(dtype: torch.dtype) -> str:
-    """Return NumPy's letter for a kind of dtype, such as ``f`` for floating point."""
-    return torch.empty(0, dtype=dtype).numpy().dtype.kind
+def _dtype_of(dtype: torch.dtype) -> np.dtype[Any]:
+    """Return NumPy's dtype of arrays with the values of a tensor."""
+    return torch.empty(0, dtype=dtype).numpy().dtype
 
 
 def pack(message: Message, client: Client, reply: FitResult) -> Message:

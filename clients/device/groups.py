@@ -113,16 +113,23 @@ def groups_of(kind: "type[Client]", task: Task) -> dict[str, str]:
     return {name: kind._group_of(task, name) for name in task.initial_state}
 
 
+@run_cache(maxsize=4 * TASKS_AT_A_TIME)
+def model_arrays(kind: "type[Client]", task: Task, groups: Groups) -> Tensors:
+    """Return the initial values of those of the model's arrays that are in groups."""
+    group_of = groups_of(kind, task)
+    return {n: v for n, v in task.initial_state.items() if group_of[n] in groups}
+
+
 def initial_arrays(client: "Client", groups: Groups) -> Tensors:
     """Return the common initial values of groups, the model's own arrays first.
 
     They must not be modified. They are on the CPU unless `initial_group` returns
     received arrays, which are on the training device.
     """
-    initial, group_of = client.task.initial_state, groups_of(type(client), client.task)
-    arrays = {n: value for n, value in initial.items() if group_of[n] in groups}
+    kind, task = type(client), client.task
+    arrays = dict(model_arrays(kind, task, groups))
     for group in groups:
-        if group in WHOLE or group in group_of.values():
+        if group in WHOLE or group in groups_of(kind, task).values():
             continue
         for name, value in within(group, client.initial_group(group)).items():
             if not isinstance(value, Tensor):

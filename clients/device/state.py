@@ -414,8 +414,8 @@ class PersonalState:
             }
             if not is_finite(*arrays.values()):
                 raise TrainingDivergedError(
-                    f"the state of round {round_} is not finite; that of round "
-                    f"{self.round} stays"
+                    f"the state of round {round_} is not finite, or has too large "
+                    f"values; that of round {self.round} stays"
                 )
             record = memory_record(arrays)
         path = self._write(arrays, round_, self.directory) if self.directory else None

@@ -122,10 +122,12 @@ def values_of(array: Array) -> NDArray:
     start, fortran = len(usual), False
     if not data.startswith(usual):
         stream = io.BytesIO(data)
-        version = np.lib.format.read_magic(stream)
+        if (version := np.lib.format.read_magic(stream)) != (1, 0):
+            raise ValueError(f"its .npy header has version {version}, not (1, 0)")
         held, fortran, of = np.lib.format.read_array_header_1_0(stream)
-        if (version, held, of) != ((1, 0), shape, dtype):
-            raise ValueError(f"it holds {of}{list(held)}")
+        if (held, of) != (shape, dtype):
+            declared = f"{dtype}{list(shape)}"
+            raise ValueError(f"it holds {of}{list(held)}, not {declared} as declared")
         start = stream.tell()
     values = np.frombuffer(data, dtype, offset=start)
     values = values.reshape(shape, order="F" if fortran else "C")

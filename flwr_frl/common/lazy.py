@@ -16,9 +16,7 @@ def attach(
 ) -> tuple[Callable[[], dict[str, str]], Callable[[str], Any]]:
     """Return a package's ``public_names`` and ``__getattr__``.
 
-    The first one returns the import path of each public name. The second one also
-    answers ``__all__``. Type checkers read the names from a stub, which ``python -m
-    docs.settings`` generates.
+    Type checkers read the names from a stub, which ``python -m docs.settings`` writes.
 
     Parameters
     ----------
@@ -26,12 +24,20 @@ def attach(
         The package's ``__name__``.
     import_paths : callable
         Returns the import paths of the public names, ``package.module:Name``.
+
+    Returns
+    -------
+    public_names : callable
+        Returns the import path of each public name.
+    __getattr__ : callable
+        Returns the object of a public name, and the names for ``__all__``.
     """
     # Another thread may be importing it; this call waits until it has finished.
     import_module("flwr_frl")
 
     @cache
     def public_names() -> dict[str, str]:
+        """Return the import path of each public name."""
         return {path.rpartition(":")[2]: path for path in import_paths()}
 
     def get(name: str) -> Any:

@@ -96,8 +96,10 @@ def table(comparison: Comparison) -> str:
     best = [
         row.method for row in tested(rows, "") if row.reference or row.differs is False
     ]
-    # The main result is the second column.
-    bold = {(i, 1) for i, row in enumerate(rows, 1) if row.method in best}
+    bold = set[tuple[int, int]]()
+    if columns[:1] == [rows[0].metric]:
+        # The main result is the second column.
+        bold = {(i, 1) for i, row in enumerate(rows, 1) if row.method in best}
     return f"% {comparison.legend}\n{latex(chosen_cells(entries, columns, 1), bold)}"
 
 

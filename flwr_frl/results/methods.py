@@ -1,8 +1,8 @@
 """Compare methods by the runs in results folders: one row a method, and paired tests.
 
-`compare` compares the finished runs of folders, and the page all runs of one. Methods
-are compared with the best one, or with a baseline, on the same clients and on the same
-seeds.
+`compare` compares the runs of folders, and the page those of one, also before they have
+finished. Methods are compared with the best one, or with a baseline, on the same
+clients and on the same seeds.
 """
 
 import os
@@ -175,19 +175,19 @@ def compare(*folders: str | Path, protocol: str = "", baseline: str = "") -> Com
     require(protocol in ("", *PROTOCOLS), "result-protocol", protocol, allowed)
     places = [Path(folder).resolve() for folder in folders]
     baseline = short_name(baseline)
-    comparison = compared(partial(_finished, places), protocol, baseline)
+    comparison = compared(partial(_runs_of, places), protocol, baseline, every=True)
     known = [row.method for row in comparison.rows]
     allowed = f"one of {', '.join(known)}"
     require(baseline in ("", *known), "baseline", baseline, allowed)
     return comparison
 
 
-def _finished(places: Sequence[Path], protocol: str) -> Methods:
-    """Return the finished runs of each method; one of two folders is two methods."""
+def _runs_of(places: Sequence[Path], protocol: str) -> Methods:
+    """Return the runs of each method; a method of two folders is two methods."""
     folders = {place: compared_runs(place, protocol) for place in places}
     first = _data_of(folders[places[0]])
     for place, methods in folders.items():
-        allowed = f"a folder with the clients and examples of {str(places[0])!r}"
+        allowed = f"a folder with the seeds, clients and examples of {str(places[0])!r}"
         require(_data_of(methods) == first, "compare", str(place), allowed)
     # Folders are named by what distinguishes their paths.
     base = os.path.commonpath(places)
@@ -218,36 +218,41 @@ def _data_of(methods: Methods) -> object:
 
 
 def compared(
-    read: Callable[[str], Methods], protocol: str = "", baseline: str = ""
+    read: Callable[[str], Methods],
+    protocol: str = "",
+    baseline: str = "",
+    every: bool = False,
 ) -> Comparison:
     """Compare the methods whose runs ``read`` returns for a protocol.
 
-    If a method was tested once, and others in several rounds, the last rounds of all
-    methods are compared, unless there is a ``protocol``.
+    A run that has not finished counts if there are no others, or with ``every``. If a
+    method was tested once, and others in several rounds, the last rounds of all methods
+    are compared, unless there is a ``protocol``.
     """
-    results = [method_result(name, runs) for name, runs in read(protocol).items()]
-    ended = [
-        (result.method, result.summary)
-        for result in results
-        if all(run.finished for run in counted(result.runs))
-    ]
+    results, ended = [], []
+    for name, runs in read(protocol).items():
+        counting = runs if every else counted(runs)
+        results.append(method_result(name, runs, counting))
+        if every or all(run.finished for run in counting):
+            ended.append((name, results[-1].summary))
     once = "" if protocol else tested_once(ended)
     if once:
-        return replace(compared(read, "last", baseline), once=once)
+        return replace(compared(read, "last", baseline, every), once=once)
     return Comparison(tuple(tested(results, baseline)), baseline)
 
 
-def method_result(method: str, runs: Sequence[StoredRun]) -> MethodResult:
-    """Return the result of a method over its runs, not yet compared."""
-    results = counted(runs)
-    summaries = [run.summary for run in results]
+def method_result(
+    method: str, runs: Sequence[StoredRun], counting: Sequence[StoredRun]
+) -> MethodResult:
+    """Return the result of a method over those of its runs that count."""
+    summaries = [run.summary for run in counting]
     summary = over_seeds(summaries) if len(runs) > 1 else summaries[0]
     metric, of_client = quality(summary), dict[str, list[float]]()
-    for run in results:
+    for run in counting:
         for client, value in run.clients.items():
             of_client.setdefault(client, []).append(value)
     clients = {client: fmean(values) for client, values in of_client.items()}
-    values = {run.settings["seed"]: run.summary.get(metric) for run in results}
+    values = {run.settings["seed"]: run.summary.get(metric) for run in counting}
     seeds = {seed: value for seed, value in values.items() if is_number(value)}
     return MethodResult(method, runs, metric, summary, clients, seeds)
 

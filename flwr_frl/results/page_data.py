@@ -1,9 +1,8 @@
 """The data of the results page: the methods, curves and clients of a results folder."""
 
 import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -50,9 +49,11 @@ def read_folder(folder: Path) -> dict[str, Any]:
     runs = sorted((run for row in rows for run in row.runs), key=lambda r: r.written)
     changed = [set(run.changed.items()) for run in runs]
     shared = set.intersection(*changed) if changed else set()
+    differ = sorted({name for each in changed for name, _ in each - shared})
     entries = {}
     for row in rows:
-        own = dict(sorted(row.runs[0].changed.items() - shared))
+        first = row.runs[0]
+        own = {name: first.changed.get(name, first.settings[name]) for name in differ}
         number = str(len(counted(row.runs))) if len(row.runs) > 1 else ""
         about = {"settings": _text(own), "runs": number, "state": _state(row.runs)}
         entries[title(row.method)] = about | row.entries
@@ -109,17 +110,8 @@ def _clients(
         for client, value in result.clients.items():
             rows[client][title(result.method)] = formatted(result.metric, value)
     for run in runs:
-        lost = {
-            kind: Counter(n for row in run.rows for n in row.get(f"{kind}-clients", ()))
-            for kind in ("rejected", "unanswered")
-        }
         shown = DATA | (OF_DEVICES if run.status.get("devices") else {})
-        for client in run.status.get("clients", ()):
-            name = client["client"]
-            seen = datetime.fromtimestamp(client.get("last-seen") or 0)
-            last = "now" if client.get("node") else f"{seen:%Y-%m-%d %H:%M}"
-            counts = {kind: names[name] for kind, names in lost.items()}
-            entries = {**client, **counts, "last-seen": last}
+        for name, entries in run.connections.items():
             known = {shown[n]: v for n, v in entries.items() if n in shown}
             rows[name] |= {n: str(v) for n, v in known.items() if v is not None}
     names = (title(result.method) for result in results)

@@ -48,13 +48,15 @@ function chart(title, metric, columns, { log = false, width = 560, ...more }) {
   const share = metric === 'accuracy';
   const format = digits => value => value == null ? '-'
     : share ? (100 * value).toFixed(digits) + ' %' : String(+value.toPrecision(4));
+  // A logarithmic axis has ticks without labels.
+  const labels = (_, ticks) => ticks.map(tick => tick == null ? '' : format(0)(tick));
   for (const series of more.series.slice(1)) series.value = (_, y) => format(2)(y);
   figure.chart = new uPlot({
     width: Math.min(width, place('methods').clientWidth), height: 300,
     scales: {
       x: { time: false }, y: share ? { range: [0, 1] } : { distr: log ? 3 : 1 },
     },
-    axes: [{ incrs: WHOLE }, { size: 70, values: (_, ticks) => ticks.map(format(0)) }],
+    axes: [{ incrs: WHOLE }, { size: 70, values: labels }],
     ...more,
   }, columns, figure);
   return figure;

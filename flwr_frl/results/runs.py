@@ -4,15 +4,17 @@ import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
 from logging import WARNING
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from flwr.common import log
 
 from flwr_frl.common.messages import TESTED_MODEL
-from flwr_frl.common.settings import Settings, defaults, facts, require
+from flwr_frl.common.settings import Setting, Settings, defaults, facts, require
 from flwr_frl.results.results import (
     CLIENTS,
     METRICS,
@@ -56,6 +58,9 @@ class StoredRun(NamedTuple):
         Each client's result, as in `run_result`.
     final : mapping
         The content of ``clients.json``.
+    connections : mapping
+        For the page: what ``status.json`` says of each client, and how often its
+        replies were rejected or missing.
     """
 
     directory: Path
@@ -67,6 +72,7 @@ class StoredRun(NamedTuple):
     summary: Mapping[str, Any]
     clients: Mapping[str, float]
     final: Mapping[str, Mapping[str, Any]]
+    connections: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
     @property
     def finished(self) -> bool:
@@ -74,30 +80,47 @@ class StoredRun(NamedTuple):
         return bool(self.status.get("state", "finished") == "finished")
 
 
-def read_run(directory: Path, protocol: str = "") -> StoredRun:
+def read_run(
+    directory: Path, protocol: str = "", known: Settings | None = None, tested: str = ""
+) -> StoredRun:
     """Read a run. It is read again only after one of its files has changed.
 
-    A ``protocol`` takes precedence over the setting ``result-protocol`` of the run.
+    Parameters
+    ----------
+    directory : Path
+        The folder with its files.
+    protocol : str, default ""
+        By default the setting ``result-protocol`` of the run.
+    known : mapping, optional
+        Settings of the run that are known without ``status.json``.
+    tested : str, default ""
+        The model that was tested, if ``status.json`` does not name it.
     """
     places = (directory / name for name in READ)
     stats = [place.stat() for place in places if place.is_file()]
     files = tuple((each.st_mtime_ns, each.st_size) for each in stats)
-    return _read(directory, protocol, files)
+    return _read(directory, protocol, tuple((known or {}).items()), tested, files)
 
 
 @lru_cache(maxsize=1024)
 def _read(
-    directory: Path, protocol: str, files: tuple[tuple[int, int], ...]
+    directory: Path,
+    protocol: str,
+    known: tuple[tuple[str, Setting], ...],
+    tested: str,
+    files: tuple[tuple[int, int], ...],
 ) -> StoredRun:
     rows, status = read_rows(directory / METRICS), read_object(directory / STATUS)
-    settings = {**defaults(), **status.get("settings", {})}
+    stored = status.get("settings")
+    stored = stored if isinstance(stored, dict) else {}
+    settings = {**defaults(), **stored, **dict(known)}
     # A value of another type is an error here, where the page leaves the run out.
     settings["seed"] = int(settings["seed"])
     final, joined = (read_object(directory / name) for name in (CLIENTS, NEWCOMERS))
     summary, clients = dict[str, Any](), dict[str, float]()
     if rows:
         chosen = {"result-protocol": protocol or settings["result-protocol"]}
-        tested = str(status.get(TESTED_MODEL, ""))
+        tested = str(status.get(TESTED_MODEL) or tested)
         of_run = directory, settings | chosen, rows, tested, final, joined
         summary, clients = run_result(*of_run)
     hidden = facts("always") | {"algorithm", "seed"}
@@ -113,16 +136,22 @@ def _read(
 
 
 def compared_runs(folder: Path, protocol: str) -> Methods:
-    """Return the finished runs that the ``summary.json`` of a folder compares.
+    """Return the runs that the ``summary.json`` of a folder compares.
 
     Raises `SettingsError` if there are none.
     """
     content = read_object(folder / SUMMARY)
-    names, seeds = content.get("algorithms"), content.get("seeds", ())
-    places = [folder / folder_of(seed) for seed in seeds] or [folder]
+    names, config = content.get("algorithms"), content.get("config")
+    # Runs without a `status.json`, which a full disk can prevent, have these settings.
+    known = dict(config) if isinstance(config, dict) else {}
+    places = {folder_of(seed): {"seed": seed} for seed in content.get("seeds", ())}
     methods = Methods()
-    for name in names if isinstance(names, dict) else ():
-        runs = [read_run(place / name, protocol) for place in places]
+    for name, summary in names.items() if isinstance(names, dict) else ():
+        tested = str(summary.get(TESTED_MODEL, "")) if isinstance(summary, dict) else ""
+        runs = [
+            read_run(folder / place / name, protocol, known | seed, tested)
+            for place, seed in (places or {"": {}}).items()
+        ]
         # A later run of the algorithm may have ended before its first round.
         if all(run.rows for run in runs):
             methods[name] = runs
@@ -144,6 +173,7 @@ def runs_below(folder: Path, protocol: str) -> Methods:
             continue
         try:
             run = read_run(Path(place), protocol)
+            run = run._replace(connections=_connections(run))
         except Exception as error:
             log(WARNING, "the page does not show %s: %r", place, error)
             continue
@@ -158,6 +188,22 @@ def runs_below(folder: Path, protocol: str) -> Methods:
         number = f" ({numbers[name]})" if numbers[name] > 1 else ""
         methods[name + number] = groups[name, changed]
     return methods
+
+
+def _connections(run: StoredRun) -> dict[str, dict[str, Any]]:
+    """Return the entries of each client's row in the page's table."""
+    lost = {
+        kind: Counter(n for row in run.rows for n in row.get(f"{kind}-clients", ()))
+        for kind in ("rejected", "unanswered")
+    }
+    entries = {}
+    for client in run.status.get("clients", ()):
+        name = str(client["client"])
+        seen = datetime.fromtimestamp(client.get("last-seen") or 0)
+        last = "now" if client.get("node") else f"{seen:%Y-%m-%d %H:%M}"
+        counts = {kind: names[name] for kind, names in lost.items()}
+        entries[name] = {**client, **counts, "last-seen": last}
+    return entries
 
 
 def counted(runs: Sequence[StoredRun]) -> Sequence[StoredRun]:

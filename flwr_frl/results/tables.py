@@ -38,7 +38,7 @@ COLUMNS: dict[str, tuple[str, str, float]] = {
     "loss-weighted": ("loss by examples", "{:.4g}", 1),
 }
 # Entries that no table shows
-DETAILS = (*("accuracy-weighted", "accuracy-best-decile", "evaluated", "rounds"),)
+DETAILS = "accuracy-weighted", "accuracy-best-decile", "evaluated", "rounds"
 Summaries = Mapping[str, Mapping[str, Any]]
 
 

@@ -11,7 +11,7 @@ from refusals import code_of
 from flwr_frl import compare
 from flwr_frl.cli import main
 from flwr_frl.results.page_data import read_folder
-from flwr_frl.results.results import write_json
+from flwr_frl.results.results import SUMMARY, write_json
 
 
 def test_methods_are_tested_against_the_best_one(tmp_path):
@@ -119,9 +119,11 @@ def test_folders_with_other_examples_or_seeds_are_refused(tmp_path):
 
 def with_settings(run, **settings):
     """Change settings of a finished run."""
-    content = json.loads((run / "status.json").read_text())
-    content["settings"] |= dashed(settings)
-    write_json(run / "status.json", content)
+    places = {run / "status.json": "settings", run.parent / SUMMARY: "config"}
+    for path, key in places.items():
+        content = json.loads(path.read_text())
+        content[key] |= dashed(settings)
+        write_json(path, content)
 
 
 def test_other_rounds_and_protocols_are_named(tmp_path):
@@ -140,6 +142,14 @@ def test_other_rounds_and_protocols_are_named(tmp_path):
     comparison = compare(one, other)
     assert "validation (fedrep), test (fedavg) examples" in comparison.legend
     assert comparison.rows[1].on_clients.pairs == 0
+
+
+def test_runs_without_a_status_have_the_settings_of_the_summary(tmp_path):
+    folder = write_runs(tmp_path / "one", fedavg=FEDAVG, fedrep=FEDREP)
+    before = str(compare(folder))
+    (folder / "fedavg" / "status.json").unlink()
+    (folder / "fedrep" / "status.json").write_text('{"settings": 5}')
+    assert str(compare(folder)) == before
 
 
 def test_a_folder_without_results_is_refused(tmp_path):

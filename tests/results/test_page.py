@@ -77,7 +77,7 @@ def test_seeds_of_a_method_are_one_row_and_a_curve_with_deviations(tmp_path):
     # Runs with another setting are another method.
     write(tmp_path, "seed-3/fedrep", rows, settings={"seed": 3})
     data = read_folder(tmp_path)
-    assert columns(data["table"])["settings"] == ["", "momentum=0.6"]
+    assert columns(data["table"])["settings"] == ["momentum=0.5", "momentum=0.6"]
 
 
 def test_methods_are_compared_with_the_best_on_the_clients(tmp_path):
@@ -163,6 +163,8 @@ def test_a_run_with_a_missing_or_damaged_status_has_no_clients(tmp_path, status)
         ("metrics", "[" * 100_000, []),
         ("metrics", json.dumps({"round": 1, "bytes-down": "x"}) + "\n", None),
         ("status", '{"settings": {"seed": []}}', None),
+        ("status", '{"clients": 5}', None),
+        ("status", '{"clients": [{"node": null}]}', None),
     ],
 )
 def test_a_damaged_run_does_not_hide_others(tmp_path, file, text, left):
