@@ -297,6 +297,16 @@ def _task_defaults(algorithms: Sequence[str], settings: Settings) -> dict[str, S
     return named
 
 
+def _warn_of_newer_data(checkpoint: Path, data_dir: str) -> None:
+    """Warn if data were written after the checkpoint of a run that is resumed."""
+    root = Path(data_dir).expanduser()
+    for path in (root, *root.rglob("*")) if data_dir else ():
+        if path.is_file() and path.stat().st_mtime > checkpoint.stat().st_mtime:
+            text = f"{str(path)!r} was written after {str(checkpoint)!r}: the resumed "
+            _warn(text + "run may have other examples than before")
+            return
+
+
 @run_cache(maxsize=None)
 def _warn(line: str) -> None:
     """Log a warning, once per command."""
@@ -350,6 +360,7 @@ def check(
     begun = [n for n, place in places.items() if (place / CHECKPOINT).is_file()]
     for name in (begun or algorithms) if settings["resume"] else ():
         Checkpoint.read(places[name], {**settings, "algorithm": name})
+        _warn_of_newer_data(places[name] / CHECKPOINT, str(settings["data-dir"]))
     tasks: list[Task] = []
     for name in algorithms:
         try:

@@ -115,7 +115,8 @@ def test_runs_that_cannot_predict_are_refused(devices, change, code, tmp_path):
     }
     copy = tmp_path / "checkpoint.safetensors"
     arrays = {name: tensor.numpy() for name, tensor in load_file(path).items()}
-    copy.write_bytes(seal(arrays, {"run": json.dumps(about)}))
+    metadata = {"run": json.dumps(about), "order": json.dumps([*arrays])}
+    copy.write_bytes(seal(arrays, metadata))
     assert code_of(load_run, tmp_path, "a") == code
 
 

@@ -67,7 +67,8 @@ def checkpoint(path: Path, settings, arrays=None, run="x") -> Path:
     values = {"acknowledged": {"a": 1}, "run": run}
     about = json.dumps({"settings": {"task": "digits", **settings}, "values": values})
     tensors = {f"arrays/{n}": a for n, a in (arrays or {}).items()}
-    path.write_bytes(seal(tensors or {"x": np.zeros(1)}, {"run": about}))
+    metadata = {"run": about, "order": json.dumps([*tensors])}
+    path.write_bytes(seal(tensors or {"x": np.zeros(1)}, metadata))
     return path
 
 
