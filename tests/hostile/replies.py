@@ -107,6 +107,8 @@ class Target:
 
     def result(self, replies: list[Message]) -> tuple[Any, Any]:
         """Aggregate replies in the state before them; return arrays and metrics."""
+        # Entries of the state that were made since would survive.
+        self.inner.state.clear()
         self.inner._restore(copy.deepcopy(self.before))
         asked = self.asked
         self.owner.round = round = copy.copy(asked)
