@@ -26,7 +26,8 @@ from flwr_frl.strategies.server.traits import StrategyTraits
 from flwr_frl.task.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[1]
-# Of one FedRep round, which writes the status if it is slow; may only be lowered
+# Files and functions that a FedRep round passes through, including those that write
+# ``status.json``, as a slow round does; may only be lowered
 ROUND_FILES, ROUND_FUNCTIONS = 31, 161
 CLIMBING_IMPORTS = 0  # may only be lowered
 ROOMS_IN_CIRCLES = 0  # may only be lowered
