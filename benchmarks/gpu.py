@@ -338,6 +338,7 @@ def measured(
     }
     if not row.slow:
         runs["one by one"] = Run(device, settings | {"cohort": "off"}, False)
+        runs["one, captured"] = Run(device, settings | {"cohort": "1"}, True)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():
@@ -350,7 +351,8 @@ def measured(
         found["plain loop"] = plain(row, task, together, device)
     found["arithmetic"] = tried(arithmetic, row, task, together, device)
     pairs = [("captured", "together"), ("captured again", "captured")]
-    pairs += [] if row.slow else [("together", "one by one")]
+    singly = ("together", "one by one"), ("one, captured", "one by one")
+    pairs += [] if row.slow else singly
     for one, other in pairs:
         found[f"{one} and {other}"] = difference(runs[one], runs[other])
     captured.forget()
@@ -379,9 +381,10 @@ def main(given: list[str] | None = None) -> None:
         for what, row in ROWS.items()
         if options.only in what and (has_bert or row.task != "bert")
     }
-    kinds = ["plain loop", "one by one", "together", "captured", "arithmetic"]
+    kinds = ["plain loop", "one by one", "one, captured"]
+    kinds += ["together", "captured", "arithmetic"]
     pairs = ["captured and together", "captured again and captured"]
-    pairs += ["together and one by one"]
+    pairs += ["together and one by one", "one, captured and one by one"]
     memory = ["together, GiB", "captured, GiB"]
     formats = dict.fromkeys(kinds, ".4f") | dict.fromkeys(pairs, ".1e")
     formats |= dict.fromkeys(memory, ".2f")

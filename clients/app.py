@@ -124,7 +124,10 @@ class App(ClientApp):
         """
         requests = [request_of(message) for message in messages]
         kinds = {each.template.metadata.message_type for each in requests}
-        if self.size <= 1 or not kinds & {MessageType.TRAIN, MessageType.EVALUATE}:
+        if self.cohort == "off" or not kinds & {
+            MessageType.TRAIN,
+            MessageType.EVALUATE,
+        }:
             return (work() for work in works)
         begin_run(self.command)
         done: dict[int, Message] = {}
@@ -136,7 +139,7 @@ class App(ClientApp):
             if kinds == {MessageType.EVALUATE}:
                 done = evaluate_rows(asked)
             # Mods must see every message.
-            elif kinds == {MessageType.TRAIN} and not self.mods:
+            elif kinds == {MessageType.TRAIN} and not self.mods and self.size > 1:
                 done = fit_rows(asked, self._most(), self.cohort == "auto")
         others = [work for i, work in enumerate(works) if i not in done]
         rest = each_together(others, self._most(), self.cohort == "auto")

@@ -70,7 +70,8 @@ class DeviceSettings(EvaluationSettings, ExamplePrivacy, UploadSettings):
     cohort : str, default "auto"
         Number of clients of one process that train together, with stacked models;
         ``auto`` is up to 128 on a CPU and up to 32 elsewhere, if that is faster.
-        ``off`` trains them one by one, with bitwise equal results on every backend.
+        ``off`` trains them one by one, with bitwise equal results on every backend,
+        and ``1`` one by one with captured steps on a GPU.
     device : str, default "auto"
         Device to train on: ``cpu``, ``cuda`` (the first GPU), ``cuda:1``, ``mps``.
         ``auto`` is the first CUDA GPU if there is one, else the CPU. A device may

@@ -84,9 +84,9 @@ GRAPHS: dict[str, Callable[[Step], Step]] = {"cuda": cuda_graph}
 _failed: list[Any] = []
 
 
-def _are_captured(tensor: Tensor) -> bool:
-    """Return True if steps are captured on the device of a tensor."""
-    return tensor.device.type in GRAPHS and not _failed
+def are_captured(device: torch.device) -> bool:
+    """Return True if steps are captured on a device."""
+    return device.type in GRAPHS and not _failed
 
 
 class CapturedStep:
@@ -292,7 +292,7 @@ def called(
         The results, which the next call overwrites.
     """
     # Code of a user would be compared in each call, of which none would be faster.
-    if not (_are_captured(arguments[0]) and objective.is_known):
+    if not (are_captured(arguments[0].device) and objective.is_known):
         return function(*arguments)
     kept = _kept((key, *map(_form, arguments)))
     if not kept:
@@ -332,7 +332,7 @@ def captured(
         their hyper-parameters.
     """
     given = training.given
-    if not _are_captured(given[0]):
+    if not are_captured(given[0].device):
         return training
     kept = _kept((key, *map(_form, given)))
     # A learning rate that changes in each round replaces the graphs of the last one.

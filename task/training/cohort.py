@@ -23,7 +23,7 @@ from flwr_frl.task.base import Task
 from flwr_frl.task.devices import CPU, RngContext, current, is_out_of_memory
 from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.models.split_model import SplitModel
-from flwr_frl.task.training.captured import forget
+from flwr_frl.task.training.captured import are_captured, forget
 
 Result = TypeVar("Result")
 log = getLogger("task")
@@ -205,8 +205,10 @@ def _cohort(
         answers: dict[ClientCoroutine, Any] = {}
         for members in groups.values():
             calls = [pending[client] for client in members]
+            # The step of a single client is stacked only to be captured.
+            least = 1 if are_captured(current()) else 2
             # Calls that never gain from batching did not leave `make`.
-            fewest = calls[0].fewest or 2 if only_if_faster else 2
+            fewest = calls[0].fewest or 2 if only_if_faster else least
             answers |= zip(members, _answers(calls, members, fewest), strict=True)
         pending = {client: client.resume((a,)) for client, a in answers.items()}
     yield from (results[client] for client in clients)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from cohort_tasks import N
-from outcomes import outcome
+from outcomes import assert_same, outcome
 
 from flwr_frl.common.run_cache import begin_run
 from flwr_frl.task.training import captured, stacked
@@ -88,6 +88,14 @@ def test_captured_steps_equal_the_steps_themselves(case, use, monkeypatch):
     assert counts["replays"] >= 3 * graphs > 0
     assert_equal(outcome(algorithm, N, rounds=3, **options), plain)
     assert counts["graphs"] == graphs
+
+
+def test_a_cohort_of_one_is_captured_only_where_steps_are(use):
+    alone = outcome("scaffold", "off")
+    assert_equal(outcome("scaffold", 1), alone)
+    use(counted)
+    assert_same(outcome("scaffold", 1), alone)
+    assert counts["replays"] > counts["graphs"] > 0
 
 
 @pytest.mark.parametrize(
