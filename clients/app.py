@@ -178,8 +178,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
         if is_secure or "secure-aggregation" in context.node_config:
             check_message(message, context)
         setup, config = app.read_message(message, context)
-        client = build_client(context, setup, config)
-        client.settings = setup.in_round(client.settings, config)
+        client = build_client(context, setup, config, trains=True)
         result = client.fit(unpack(message.content, client), config)
         reply = pack(message, client, result)
         if is_secure:

@@ -28,7 +28,6 @@ from flwr_frl.clients.device.groups import (
     initial_arrays,
     personal_arrays,
     to_arrays,
-    to_numpy,
     under,
     zeros_like,
 )
@@ -60,7 +59,6 @@ from flwr_frl.task.models.frozen import (
     frozen_digest,
     frozen_tensors,
 )
-from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training.cohort import make, scratch_model
 from flwr_frl.task.training.local_training import TrainCall
 from flwr_frl.task.training.sgd import Proximal, Regularizer, gradient_weight
@@ -302,7 +300,7 @@ class Client(NumPyClient):
     @property
     def train_examples(self) -> ExampleSet:
         """The training examples, on the device; `SettingsError` if there are none."""
-        examples = train_examples(self.task, self._index)
+        examples = self.task.resident("train", self._index)
         if len(examples) == 0:
             raise SettingsError("there are no training examples")
         return examples
@@ -582,7 +580,7 @@ class Client(NumPyClient):
             self.train(own[0] if len(own) == 1 else "all", epochs)
         elif groups:
             names = array_names(self, self.shared)
-            parameters = [to_numpy(self.received[name]) for name in names]
+            parameters = [self.received[name].numpy(force=True) for name in names]
             context = Context(0, 0, {}, RecordDict(), {})
             for server_round in range(1, epochs + 1):
                 # A new state object loads the version of the previous round.

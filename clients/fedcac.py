@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Update
-from flwr_frl.clients.device.groups import WHOLE, Tensors, to_numpy
+from flwr_frl.clients.device.groups import WHOLE, Tensors
 from flwr_frl.common.messages import CRITICAL
 from flwr_frl.common.settings import setting
 
@@ -45,7 +45,7 @@ class FedCACClient(Client):
         tau, names = self.settings.fedcac_tau, sorted(self.received)
         shares = {name: tau * (name in learned) for name in names}
         mask = torch.cat([self._critical(n, share) for n, share in shares.items()])
-        packed = torch.from_numpy(np.packbits(to_numpy(mask)))
+        packed = torch.from_numpy(np.packbits(mask.numpy(force=True)))
         return loss, {**self.model.tensors, CRITICAL: packed}
 
     def _critical(self, name: str, share: float) -> Tensor:

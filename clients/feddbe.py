@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from flwr_frl.clients.base import Arrays, Client, Config, on_copy
-from flwr_frl.clients.device.groups import WHOLE, Tensors, to_numpy
+from flwr_frl.clients.device.groups import WHOLE, Tensors
 from flwr_frl.clients.device.training import minimise
 from flwr_frl.common.messages import CONSENSUS
 from flwr_frl.common.settings import SettingsError, setting
@@ -63,7 +63,7 @@ class FedDBEClient(Client, requires=(biased_first_layer,)):
         """Return ``mean``: z̄_i after local training of the initial model."""
         self.model.load(self.task.initial_state)
         mean, _ = self.learn(None, None)
-        return {"mean": to_numpy(mean)}
+        return {"mean": mean.numpy(force=True)}
 
     def update(self) -> float:
         """Train the model and the memory for ``representation-epochs``."""

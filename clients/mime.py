@@ -14,7 +14,6 @@ from flwr_frl.clients.device.groups import (
     Config,
     Tensors,
     parameter_zeros,
-    to_numpy,
     under,
     within,
     zeros_like,
@@ -114,7 +113,7 @@ class MimeClient(MimeLiteClient):
 
     def statistics(self, config: Config) -> Arrays:
         """Return ∇f_i(x) as a vector."""
-        return {GRADIENT: to_numpy(flat(self.full_gradient()))}
+        return {GRADIENT: flat(self.full_gradient()).numpy(force=True)}
 
     def direction(self) -> Tensors:
         """Return c."""

@@ -10,13 +10,7 @@ import torch
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Config, EvaluateResult, FitResult, TaskOf
-from flwr_frl.clients.device.groups import (
-    HEAD,
-    WHOLE,
-    personal_arrays,
-    to_numpy,
-    to_tensors,
-)
+from flwr_frl.clients.device.groups import HEAD, WHOLE, personal_arrays, to_tensors
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.base import GraphClient, relayed
 from flwr_frl.clients.gossip.flat import FlatParameters
@@ -33,7 +27,6 @@ from flwr_frl.common.settings import (
 from flwr_frl.task import saddle_point
 from flwr_frl.task.base import Task
 from flwr_frl.task.examples import Batch, count_targets
-from flwr_frl.task.resident import train_examples
 from flwr_frl.task.saddle_point import Float64s, Noise, Pairs, SaddlePoint, State
 from flwr_frl.task.tasks.multi_task import MultiTaskSetup, build_problem
 from flwr_frl.task.training.local_training import gradient
@@ -167,7 +160,7 @@ class MultiTaskClient(GraphClient):
 
     def initial_parameters(self) -> Float64s | None:
         """Return x̃ before the first iteration, shape (1, d), or None for random x̃."""
-        return to_numpy(self.flat.vector)[None].astype(np.float64)
+        return self.flat.vector.numpy(force=True)[None].astype(np.float64)
 
     def cost(self, algorithm: SaddlePoint, state: State, noise: Noise) -> float:
         """Return the cost that is reported, the mean loss of the iteration's batches.
@@ -277,7 +270,7 @@ class MultiTaskClient(GraphClient):
         vectors = [
             self.decode(sender, data, compressor) for sender, _, data in relayed(config)
         ]
-        return [to_numpy(malformed if v is None else v) for v in vectors]
+        return [(malformed if v is None else v).numpy(force=True) for v in vectors]
 
     def evaluate(self, parameters: NDArrays, config: Config) -> EvaluateResult:
         """Test this node's model, before its first iteration the initial one.
@@ -379,7 +372,7 @@ class ModelProblem:
         self.nodes = (node,)
         self.model, self.flat, self.loss = client.model, client.flat, client.task.loss
         self.sgd = SGD(batch_size=client.settings.batch_size)
-        given = train_examples(client.task, client._index).on(client._device)
+        given = client.task.resident("train", client._index).on(client._device)
         self.examples = trainable_examples(self.model, given, self.sgd)
         self.losses: list[float] = []
         self._batch: tuple[Float64s, Batch] | None = None
@@ -413,7 +406,7 @@ class ModelProblem:
         if count_targets(targets):
             loss = gradient(self.model, inputs, targets, self.loss, self.sgd)
             self.losses.append(loss.item())
-        return to_numpy(self.flat.gradient)[None].astype(np.float64)
+        return self.flat.gradient.numpy(force=True)[None].astype(np.float64)
 
     def _prepare(self, x: Float64s, samples: Float64s) -> Batch:
         """Load parameters into the model, and return a batch of its examples."""

@@ -25,7 +25,6 @@ from flwr_frl.clients.device.groups import (
     Groups,
     Shape,
     array_names,
-    to_numpy,
     to_tensors,
 )
 from flwr_frl.common.messages import SERVER_ROUND
@@ -34,7 +33,6 @@ from flwr_frl.task import transfer
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.frozen import copy_sharing_frozen
-from flwr_frl.task.resident import test_examples
 from flwr_frl.task.tasks.linear import RegressionTask, TransferTask
 from flwr_frl.task.tasks.text import PositionwiseLinear
 from flwr_frl.task.training.local_training import train
@@ -198,7 +196,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
         model, loss = self.phase_one(parameters, first)
         if epochs:  # Section 5.3.2
             loss = train(model, "all", examples, self.task.loss, epochs, self.settings)
-        arrays = {name: to_numpy(t) for name, t in model.state_dict().items()}
+        arrays = {name: t.numpy(force=True) for name, t in model.state_dict().items()}
         kept = (n for n in arrays if epochs or not n.startswith(SOURCES))
         return {name: arrays[name] for name in kept}, loss
 
@@ -215,7 +213,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
         with torch.no_grad():
             features = torch.cat([combined.features(x) for x, _ in batches])
             outputs = self.model.eval()(examples.first(1)).shape[1:2].numel()
-        columns = to_numpy(features.flatten(0, -2)).astype(np.float64).T
+        columns = features.flatten(0, -2).numpy(force=True).astype(np.float64).T
         v = transfer.basis([columns], self.settings.rank_tolerance)
         combined.basis = nn.Parameter(torch.from_numpy(v).to(features))
         head = self.head(combined, outputs)
@@ -244,7 +242,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
 
     def test_target(self, parameters: NDArrays, saved: Arrays) -> EvaluateResult:
         """Test this target's model; sources that were not trained are received."""
-        examples = test_examples(self.task, self._index)
+        examples = self.task.resident("test", self._index)
         state = to_tensors(saved, self._device)
         combined = self.combined(parameters, _has_positions(examples.targets))
         combined.basis = nn.Parameter(state[f"{REPRESENTATION}basis"])

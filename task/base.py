@@ -6,19 +6,33 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
+from flwr_frl.common.run_cache import run_object
 from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.task.checks import check_head, check_model, check_part
-from flwr_frl.task.devices import CPU, seeded
+from flwr_frl.task.devices import CPU, current, memory, seeded
 from flwr_frl.task.examples import ExampleSet, Loss
 from flwr_frl.task.metrics import Metric, check_metrics
 from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.models.weights import load_weights
+
+# Clients' examples take at most 1/PART of the device's memory, as several Ray workers,
+# each with its own copies, may share the device.
+PART = 8
+
+
+class ResidentExamples:
+    """Examples of the latest task, on this process's device as long as they fit."""
+
+    def __init__(self) -> None:
+        self.task: BaseTask | None = None
+        self.sets: dict[tuple[str, int], ExampleSet] = {}
+        self.room = 0
 
 
 class BaseTask(ABC):
@@ -69,6 +83,27 @@ class BaseTask(ABC):
     def test_examples(self, client: int) -> ExampleSet:
         """Return a client's test examples."""
 
+    def resident(self, part: Literal["train", "test"], client: int) -> ExampleSet:
+        """Return a client's training or test examples, on the device if they fit.
+
+        Examples that exceed the limit stay where they are, and their batches are moved
+        one by one.
+        """
+        read = self.train_examples if part == "train" else self.test_examples
+        if current() == CPU:
+            return read(client)
+        held = run_object(ResidentExamples)
+        if held.task is not self:
+            held.task, held.sets, held.room = self, {}, memory() // PART
+        key = part, client
+        if key not in held.sets:
+            examples = read(client)
+            if examples.num_bytes > held.room:
+                return examples.on(current())
+            held.room -= examples.num_bytes
+            held.sets[key] = examples.moved(current())
+        return held.sets[key]
+
     @cached_property
     def _initial(self) -> tuple[SplitModel, dict[str, Tensor]]:
         """Initial model and a copy of its state, cached, as initialising takes time."""
@@ -76,7 +111,7 @@ class BaseTask(ABC):
         check_model(model)
         return model, deepcopy(model.state_dict())
 
-    @property
+    @cached_property
     def scratch_model(self) -> SplitModel:
         """Model that all clients of a process share; its content is arbitrary.
 
@@ -88,10 +123,15 @@ class BaseTask(ABC):
         """
         return self._initial[0]
 
-    @property
+    @cached_property
     def initial_state(self) -> dict[str, Tensor]:
         """State dict of the common initial model. Treat it as read-only."""
         return self._initial[1]
+
+    def forget_model(self) -> None:
+        """Build the model anew when it is used next."""
+        for name in ("_initial", "scratch_model", "initial_state"):
+            vars(self).pop(name, None)
 
     def check(self, client: int) -> None:
         """Try the model, the loss and the metrics on a client's first examples.

@@ -1,5 +1,6 @@
 """The device of this process (setting ``device``) and its random number generators."""
 
+import hashlib
 import os
 import random
 from collections.abc import Iterator
@@ -72,12 +73,22 @@ def find(name: str) -> torch.device:
     return torch.device(f"{name}:0" if name in ("cuda", "mps") else name)
 
 
-def seed(number: int) -> None:
-    """Seed the generators of the CPU and of the device."""
+def seed(*source: object) -> int:
+    """Seed the generators of the CPU and of the device; return the seed.
+
+    Parameters
+    ----------
+    *source : object
+        Values whose ``str`` determine the seed, on any machine. Clients have the run's
+        seed, their name and the round.
+    """
+    text = "/".join(map(str, source)).encode(errors="surrogatepass")
+    number = int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
     # Not torch.manual_seed: until CUDA starts, it stores a stack trace of every call.
     torch.default_generator.manual_seed(number)
     if current() != CPU:
         torch.get_device_module(current()).manual_seed(number)
+    return number
 
 
 @contextmanager
@@ -119,20 +130,20 @@ class RngContext:
 
     Parameters
     ----------
-    first : int, optional
-        Seed with which they begin; by default they begin as they are.
+    *source : object
+        Source of the `seed` with which they begin; by default they begin as they are.
     """
 
-    def __init__(self, first: int | None = None) -> None:
-        self.first = first
+    def __init__(self, *source: object) -> None:
+        self.source = source
         self.state: tuple[torch.Tensor, ...] | None = None
 
     def __enter__(self) -> Self:
         """Restore the generators where this client left them."""
         if self.state is not None:
             set_random_state(self.state)
-        elif self.first is not None:
-            seed(self.first)
+        elif self.source:
+            seed(*self.source)
         return self
 
     def __exit__(self, *error: object) -> None:

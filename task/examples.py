@@ -52,8 +52,8 @@ class ExampleSet:
         default. Inputs may be a memory-mapped file larger than the memory: rows are
         read when their batch is prepared.
     device : torch.device, optional
-        Device of the batches; mean and std are already there. By default, the device of
-        the inputs.
+        Device of the batches, by default that of the inputs; mean and std are already
+        there.
     drop_single : bool, default False
         Leave out the last batch of a training epoch if it has a single example, for
         models whose batch norms cannot train on one.
@@ -75,10 +75,12 @@ class ExampleSet:
     drop_single: bool = False
 
     def __post_init__(self) -> None:
-        """Check types and lengths."""
+        """Check types and lengths, and set the device."""
         for name in ("inputs", "targets"):
             if not isinstance(value := getattr(self, name), Tensor):
                 require(False, name, value, "a tensor")
+        if self.device is None:
+            object.__setattr__(self, "device", self.inputs.device)
         dtype = self.targets.dtype
         if not dtype.is_floating_point and dtype not in (torch.int64, torch.bool):
             # torch would take uint8 targets for a mask when it indexes with them.
@@ -160,7 +162,7 @@ class ExampleSet:
 
     def first(self, count: int) -> Tensor:
         """Return the inputs of the first examples, prepared as in `batches`."""
-        return self._inputs(torch.arange(min(count, len(self))), augment=False)
+        return self._prepared(torch.arange(min(count, len(self))), augment=False)[0]
 
     def sample(self, share: float) -> Self:
         """Return a random share of the examples, at least one, without replacement.
@@ -191,18 +193,13 @@ class ExampleSet:
         return x.shape[1:], x.dtype, y.shape[1:], y.dtype, self.augment, *transform
 
     @property
-    def place(self) -> torch.device:
-        """Device of the batches."""
-        return self.inputs.device if self.device is None else self.device
-
-    @property
     def num_bytes(self) -> int:
         """Size of all examples in bytes."""
         return len(self) * self.inputs[:1].nbytes + self.targets.nbytes
 
     def on(self, device: torch.device) -> Self:
         """Return the same examples, with each batch moved to a device."""
-        if device == self.place:
+        if device == self.device:
             return self
         return replace(self, device=device, **self._statistics(device))
 
@@ -211,7 +208,7 @@ class ExampleSet:
         inputs = self.inputs if self.rows is None else self.inputs[self.rows]
         examples = {"inputs": inputs.to(device), "targets": self.targets.to(device)}
         changes = examples | self._statistics(device)
-        return replace(self, rows=None, device=None, **changes)
+        return replace(self, rows=None, device=device, **changes)
 
     def _statistics(self, device: torch.device) -> dict[str, Any]:
         if self.mean is None or self.std is None:
@@ -237,7 +234,14 @@ class ExampleSet:
         targets : Tensor
             As in ``targets``.
         """
-        for inputs, targets in self.chunks(batch_size, shuffle):
+        n, step = len(self), self.chunk(batch_size)
+        order = torch.randperm(n) if shuffle else torch.arange(n)
+        for start in range(0, n, step):
+            rows = order[start : start + step]
+            inputs, targets = self._prepared(rows, shuffle and self.augment)
+            if shuffle and self.drop_single and len(targets) % batch_size == 1:
+                # Only now: augmentation has drawn for the dropped example as well.
+                inputs, targets = inputs[:-1], targets[:-1]
             for i in range(0, len(targets), batch_size):
                 yield inputs[i : i + batch_size], targets[i : i + batch_size]
 
@@ -249,25 +253,13 @@ class ExampleSet:
         while len(self):
             yield from self.batches(batch_size, shuffle=True)
 
-    def chunks(self, batch_size: int, shuffle: bool = False) -> Iterator[Batch]:
-        """Yield all examples once, as `batches` does, many batches at a time."""
-        n, step = len(self), self.chunk(batch_size)
-        order = torch.randperm(n) if shuffle else torch.arange(n)
-        for start in range(0, n, step):
-            rows = order[start : start + step]
-            inputs, targets = self._prepared(rows, shuffle and self.augment)
-            if shuffle and self.drop_single and len(targets) % batch_size == 1:
-                # Only now: augmentation has drawn for the dropped example as well.
-                inputs, targets = inputs[:-1], targets[:-1]
-            yield inputs, targets
-
     def chunk(self, batch_size: int) -> int:
         """Return the number of examples prepared at a time, a multiple of a batch."""
         width = 4 * max(1, self.inputs.shape[1:].numel())
         return max(1, min(CHUNK, CHUNK_BYTES // width) // batch_size) * batch_size
 
     def drawn(self, batch_size: int) -> tuple[Tensor, ...]:
-        """Draw an epoch as `chunks` does: the order, and the `crops` of each place."""
+        """Draw an epoch as `batches` does: the order, and the `crops` of each place."""
         n, step = len(self), self.chunk(batch_size)
         order = torch.randperm(n)
         if not self.augment:
@@ -298,15 +290,12 @@ class ExampleSet:
         return self._prepared(mask.nonzero().flatten(), self.augment)
 
     def _prepared(self, chosen: Tensor, augment: bool) -> Batch:
-        inputs = self._inputs(chosen, augment)
-        return inputs, self.targets[chosen.to(self.targets.device)].to(self.place)
-
-    def _inputs(self, chosen: Tensor, augment: bool) -> Tensor:
         rows = chosen if self.rows is None else self.rows[chosen.to(self.rows.device)]
-        inputs = self.inputs[rows.to(self.inputs.device)].to(self.place)
+        inputs = self.inputs[rows.to(self.inputs.device)].to(self.device)
         if augment:
             inputs = cropped(inputs, *crops(len(inputs)))
-        return self.normalised(inputs)
+        targets = self.targets[chosen.to(self.targets.device)].to(self.device)
+        return self.normalised(inputs), targets
 
     def normalised(self, inputs: Tensor) -> Tensor:
         """Return rows of ``inputs`` in the model's form; may modify them in place."""

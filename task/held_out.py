@@ -127,7 +127,7 @@ def changed(task: Task, attributes: Mapping[str, Any]) -> Task:
     twin = copy.copy(task)
     vars(twin).pop("accepted_forms", None)
     if not attributes.keys().isdisjoint(("initial_model", "seed")):
-        vars(twin).pop("_initial", None)
+        twin.forget_model()
     for name, value in attributes.items():
         # Also in a frozen dataclass; a property of a user's class raises an error.
         object.__setattr__(twin, name, value)

@@ -120,7 +120,7 @@ def with_model(task: Task, name: str) -> Task:
     Raises `SettingsError` if the task cannot build a model of that name.
     """
     other = copy.copy(task)
-    vars(other).pop("_initial", None)
+    other.forget_model()
     if name:
         allowed = "'' for a task whose model has no name"
         require(isinstance(other, PartitionedTask), "shared-model", name, allowed)

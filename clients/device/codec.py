@@ -18,7 +18,6 @@ from flwr_frl.clients.device.groups import (
     array_names,
     check_changes,
     initial_arrays,
-    same_objects,
 )
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
@@ -116,11 +115,11 @@ def unpack(content: Mapping[str, Any], client: Client) -> NDArrays:
     records = [r for r in content.values() if isinstance(r, ArrayRecord)]
     received = dict(pair for r in records for pair in entries_of(r).items())
     kind, last, arrays = type(client), run_object(Received), [*received.values()]
-    about = kind, client.task, client.shared, [*received]
+    about = kind, client.task, client.shared, [*received], [*map(id, arrays)]
     # All clients of a process receive the same objects, which are checked once.
-    if arrays and about == last.about and same_objects(arrays, last.arrays):
+    if arrays and about == last.about:
         return list(last.values)
-    last.arrays, last.values, last.made = [], [], {}
+    last.about, last.arrays, last.values, last.made = (), [], [], {}
     expected = initial_arrays(client, client.shared)
     if received.keys() != expected.keys():
         # Names of a server may be of any length.

@@ -16,7 +16,6 @@ from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import Metric
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.models.neural_collapse import neural_collapse
-from flwr_frl.task.resident import test_examples
 from flwr_frl.task.training.local_training import evaluate, evaluate_each
 
 
@@ -46,7 +45,7 @@ def evaluate_model(
         layer; the task's custom metrics. Both NC2 and custom metrics are left out if
         they are not finite.
     """
-    examples = test_examples(task, index)
+    examples = task.resident("test", index)
     loss, metrics = measure(task, model, examples)
     if "accuracy" in metrics:
         metrics |= _collapse(task, [index], model)[0]
@@ -60,7 +59,7 @@ def evaluate_clients(
 
     All examples are one batch. The task must have no custom metrics.
     """
-    sets = [test_examples(task, index) for index in indices]
+    sets = [task.resident("test", index) for index in indices]
     tested = evaluate_each(model, sets, task.loss)
     results = [
         (loss, len(examples), _accuracy(task, examples, accuracy))

@@ -6,9 +6,8 @@ arrays beside the model.
 """
 
 import difflib
-import operator
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,11 +53,6 @@ def within(group: str, tensors: Mapping[str, Tensor]) -> Tensors:
     return {group + n: t for n, t in tensors.items()}
 
 
-def to_numpy(tensor: Tensor) -> npt.NDArray[Any]:
-    """Return a tensor as an array, which shares its memory on the CPU."""
-    return tensor.detach().cpu().numpy()
-
-
 def to_arrays(tensors: Mapping[str, Tensor]) -> Arrays:
     """Return tensors as arrays, by one transfer if they are small and on one GPU."""
     values = [*tensors.values()]
@@ -66,8 +60,8 @@ def to_arrays(tensors: Mapping[str, Tensor]) -> Arrays:
     ends = np.cumsum([value.numel() for value in values])
     # The copy of larger tensors takes the GPU's memory, and saves little time.
     if len(kinds) != 1 or values[0].device == CPU or ends[-1] > MOST_AT_ONCE:
-        return {name: to_numpy(value) for name, value in tensors.items()}
-    flat = to_numpy(torch.cat([value.reshape(-1) for value in values]))
+        return {name: value.numpy(force=True) for name, value in tensors.items()}
+    flat = torch.cat([value.reshape(-1) for value in values]).numpy(force=True)
     parts = zip(tensors.items(), np.split(flat, ends[:-1]), strict=True)
     return {name: part.reshape(value.shape) for (name, value), part in parts}
 
@@ -155,9 +149,10 @@ class Received:
     Attributes
     ----------
     about : tuple
-        The class, task, shared groups and names for which the arrays were checked.
+        The class, task, shared groups, names and ids of arrays that were checked; empty
+        if no other client can receive the same objects.
     arrays : list of Array
-        The message's arrays; empty if no other client can receive the same objects.
+        The message's arrays, so that their ids are of no other object.
     values : list of ndarray
         Their values, in the order of the client's shared arrays.
     made : dict of torch.device to dict of str to Tensor
@@ -174,7 +169,7 @@ class Received:
         self, names: list[str], arrays: NDArrays, device: torch.device
     ) -> Tensors:
         """Return arrays as tensors, which are made once if clients share them."""
-        is_shared = bool(arrays) and same_objects(arrays, self.values)
+        is_shared = bool(arrays) and [*map(id, arrays)] == [*map(id, self.values)]
         if is_shared and device in self.made:
             return dict(self.made[device])
         made = (torch.from_numpy(array).to(device) for array in arrays)
@@ -184,17 +179,14 @@ class Received:
         return tensors
 
 
-def same_objects(first: Sequence[object], second: Sequence[object]) -> bool:
-    """Return whether two sequences contain the same objects in the same order."""
-    return len(first) == len(second) and all(map(operator.is_, first, second))
-
-
 def personal_arrays(client: "Client", groups: Groups) -> Arrays:
     """Return the current arrays of personal groups."""
     if not groups:
         return {}
     arrays = {**client.saved, **client.model.tensors}
-    return {name: to_numpy(arrays[name]) for name in array_names(client, groups)}
+    return {
+        name: arrays[name].numpy(force=True) for name in array_names(client, groups)
+    }
 
 
 def check_groups(client: "Client", model: nn.Module) -> None:

@@ -36,17 +36,10 @@ from flwr_frl.clients.device.groups import (
     check_changes,
     initial_arrays,
     to_arrays,
-    to_numpy,
     under,
     zeros_like,
 )
-from flwr_frl.clients.device.setup import (
-    SIMULATED,
-    Setup,
-    build_client,
-    personal_state,
-    torch_seed,
-)
+from flwr_frl.clients.device.setup import SIMULATED, Setup, build_client, personal_state
 from flwr_frl.clients.device.state import StoredArrays
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import ReplyRows, Request, RowArrays, RowReply, finite_rows
@@ -57,7 +50,6 @@ from flwr_frl.task.base import Task
 from flwr_frl.task.devices import CPU, RngContext
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models import Part
-from flwr_frl.task.resident import test_examples, train_examples
 from flwr_frl.task.training.cohort import CohortLimit, RefusedKeys
 from flwr_frl.task.training.local_training import (
     FEWEST,
@@ -229,7 +221,7 @@ def _batches(task: Task, indices: Mapping[int, int]) -> Iterator[list[int]]:
     batch: list[int] = []
     numbers = 0
     for position, index in indices.items():
-        examples = test_examples(task, index)
+        examples = task.resident("test", index)
         if not 0 < len(examples) <= EVALUATION_BATCH:
             continue
         more = len(examples) * prod(examples.inputs.shape[1:])
@@ -310,11 +302,11 @@ class Rows:
         setup, request, context = asked[0]
         config = check_config(request.config)
         self._asked, self._only_if_faster = asked, only_if_faster
-        self._client = client = build_client(context, setup, config)
+        self._client = client = build_client(context, setup, config, trains=True)
         # Before the models are copied: the copies may not fit into the memory.
         if only_if_faster and client._device == CPU and client.model.is_large:
             raise CannotBeRowsError("their model is too large")
-        client.settings = self.settings = setup.in_round(client.settings, config)
+        self.settings = client.settings
         client._receive(unpack(request.records, client), config)
         client._make = self._make
         self._kind = type(client)
@@ -325,17 +317,15 @@ class Rows:
         run, server_round = int(setup.run["seed"]), config.get(keys.SERVER_ROUND, 0)
         for each in asked:
             index = each.setup.partition
-            self._streams.append(
-                RngContext(torch_seed(each.setup.name, run, server_round))
-            )
-            self._examples.append(train_examples(client.task, index))
+            self._streams.append(RngContext(run, each.setup.name, server_round))
+            self._examples.append(client.task.resident("train", index))
             if client.personal:
                 state = personal_state(each.context, each.setup, each.request.config)
                 self._states.append(state)
         self.saved: Tensors = {}
         loaded = [state.load(client._shapes) or {} for state in self._states]
         for name, value in initial_arrays(client, client.personal).items():
-            initial = to_numpy(value)
+            initial = value.numpy(force=True)
             rows = np.stack([arrays.get(name, initial) for arrays in loaded])
             self.saved[name] = torch.from_numpy(rows).to(client._device)
         # Stacked values of the models' arrays, in their memory format, and the
@@ -492,7 +482,7 @@ class Rows:
     def fit(self) -> list[Message | None]:
         """Answer the messages, as `Client.fit` does; None for clients that fail."""
         loss, sent, saved, metrics = self._updated()
-        kept = {name: to_numpy(tensor) for name, tensor in saved.items()}
+        kept = {name: tensor.numpy(force=True) for name, tensor in saved.items()}
         valid = finite_rows(*kept.values()) if kept else []
         self._failed |= {i for i in range(len(self._states)) if not valid[i]}
         # No state is changed before all replies exist.

@@ -1,7 +1,6 @@
 """Build a client from its node config and the run; report its properties."""
 
 import difflib
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -156,13 +155,6 @@ def check_names(node: Settings, kind: type[Client]) -> None:
             raise unknown(what, name, valid_names, code="node-config")
 
 
-def torch_seed(name: str, seed: int, server_round: object) -> int:
-    """Return torch's seed for a run's seed, a client and a round, on any machine."""
-    text = f"{seed}/{name}/{server_round!r}"
-    digest = hashlib.sha256(text.encode(errors="surrogatepass")).digest()
-    return int.from_bytes(digest[:8], "little")
-
-
 class Setup(NamedTuple):
     """The resolved settings of a client, the same for every message of a run.
 
@@ -201,15 +193,10 @@ class Setup(NamedTuple):
     num_clients: int = 0
     columns: tuple[float, ...] = ()
 
-    def in_round(self, settings: Any, config: Mapping[str, Any]) -> Any:
-        """Return a client's settings with the learning rate of a message's round."""
-        if keys.SERVER_ROUND not in config or not isinstance(settings, TrainerSettings):
-            return settings
-        rounds = int(self.run["num-server-rounds"])
-        return settings.in_round(int(config[keys.SERVER_ROUND]), rounds)
 
-
-def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> Client:
+def build_client(
+    context: Context, setup: Setup, config: Mapping[str, Any], trains: bool = False
+) -> Client:
     """Return the client that a message is for, and seed torch for it.
 
     Parameters
@@ -221,6 +208,8 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
     config : mapping
         Config of the message, with ``run``, ``acknowledged-round`` and
         ``checkpoint-round`` if the server tracks them.
+    trains : bool, default False
+        Whether the client trains with the learning rate of the message's round.
 
     Raises
     ------
@@ -228,13 +217,15 @@ def build_client(context: Context, setup: Setup, config: Mapping[str, Any]) -> C
         If the algorithm cannot use the task.
     """
     server_round = config.get(keys.SERVER_ROUND, 0)
-    seed = torch_seed(setup.name, int(setup.run["seed"]), server_round)
-    devices.seed(seed)
+    seed = devices.seed(int(setup.run["seed"]), setup.name, server_round)
     index = setup.partition
     task = built_task(setup.task, setup.num_clients, setup.columns)
-    state = personal_state(context, setup, config)
+    state, settings = personal_state(context, setup, config), setup.algorithm
+    if trains and keys.SERVER_ROUND in config and isinstance(settings, TrainerSettings):
+        rounds = int(setup.run["num-server-rounds"])
+        settings = settings.in_round(server_round, rounds)
     try:
-        client = setup.kind(task, index, state, setup.algorithm)
+        client = setup.kind(task, index, state, settings)
     except SettingsError as error:
         algorithm, task_name = setup.run["algorithm"], setup.run["task"]
         line = f"algorithm {algorithm!r} and task {task_name!r}: {error}"

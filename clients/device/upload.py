@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_frl.clients.device.groups import Arrays, Tensors, initial_arrays, to_numpy
+from flwr_frl.clients.device.groups import Arrays, Tensors, initial_arrays
 from flwr_frl.common.arrays import is_parameter
 from flwr_frl.common.compression import UploadSettings, from_settings
 from flwr_frl.common.messages import MESSAGE
@@ -42,7 +42,7 @@ class Upload:
     def names(self, client: "Client") -> list[str]:
         """Return the names of the parameters, which server and client sort."""
         sent = initial_arrays(client, client.sent).items()
-        parameters = (n for n, value in sent if is_parameter(n, to_numpy(value)))
+        parameters = (n for n, v in sent if is_parameter(n, v.numpy(force=True)))
         return sorted(name for name in parameters if name in client.received)
 
     def initial_error(self, client: "Client") -> Tensors:
@@ -59,7 +59,8 @@ class Upload:
         v = torch.cat([change.float().flatten() for change in changes]) + error
         sizes = tuple(change.numel() for change in changes)
         operator = from_settings(self.settings, sizes)
-        rng, rows = np.random.default_rng([self.seed, 0xC04E]), to_numpy(v)[None]
+        rng = np.random.default_rng([self.seed, 0xC04E])
+        rows = v.numpy(force=True)[None]
         (message,), sent = operator.compress_rows(rows, [lambda: rng])
         client._attachments[MESSAGE] = message
         return {GROUP + VECTOR: (rows - sent)[0]}

@@ -21,7 +21,7 @@ from flwr.common import NDArrays, log
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, EvaluateResult, FitResult
-from flwr_frl.clients.device.groups import WHOLE, Tensors, to_numpy
+from flwr_frl.clients.device.groups import WHOLE, Tensors
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import SMALLEST_SKETCHED, FlatParameters, sketch
 from flwr_frl.clients.gossip.settings import CompressedGossipSettings, GossipSettings
@@ -34,7 +34,6 @@ from flwr_frl.common.messages import (
 )
 from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.base import Task
-from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training.local_training import gradient
 from flwr_frl.task.training.sgd import trainable_examples
 
@@ -171,7 +170,7 @@ class GraphClient(Client):
         From them, the server estimates the distance between the nodes' models. A device
         with private data omits it for small models, which it would reveal.
         """
-        vector = to_numpy(self.flat.vector)
+        vector = self.flat.vector.numpy(force=True)
         if not self._own_data or len(vector) >= SMALLEST_SKETCHED:
             self._attachments["sketch"] = sketch(vector).tobytes()
 
@@ -369,7 +368,7 @@ class Node(GraphClient):
         sent = [i for i, square in enumerate(squares) if square > threshold]
         rng = np.random.default_rng
         sources = [cache(partial(rng, [seeds[i], 0x60551])) for i in sent]
-        rows = to_numpy(vectors)[sent]
+        rows = vectors.numpy(force=True)[sent]
         encoded, decoded = self.compressor.compress_rows(rows, sources)
         q = torch.zeros(vectors.shape)
         q[sent] = torch.from_numpy(decoded)
@@ -422,7 +421,7 @@ class Node(GraphClient):
 
         Without examples, there are none.
         """
-        given = train_examples(self.task, self._index)
+        given = self.task.resident("train", self._index)
         examples = trainable_examples(self.model, given, self.settings)
         while (batch := examples.draw(self.settings.batch_size)) is not None:
             self.flat.gradient.zero_()

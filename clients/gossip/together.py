@@ -15,9 +15,9 @@ from flwr.app import Message, RecordDict
 from torch import Tensor
 
 from flwr_frl.clients.device import state as versions
-from flwr_frl.clients.device.groups import Arrays, Tensors, to_numpy, to_tensors
+from flwr_frl.clients.device.groups import Arrays, Tensors, to_tensors
 from flwr_frl.clients.device.rows import Asked
-from flwr_frl.clients.device.setup import SIMULATED, build_client, torch_seed
+from flwr_frl.clients.device.setup import SIMULATED, build_client
 from flwr_frl.clients.gossip.base import (
     LARGEST_ENTRY,
     VECTORS,
@@ -35,7 +35,6 @@ from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seed
 from flwr_frl.task.examples import Batch
 from flwr_frl.task.models.frozen import frozen_tensors
-from flwr_frl.task.resident import train_examples
 from flwr_frl.task.training.captured import called
 from flwr_frl.task.training.cohort import CohortLimit
 from flwr_frl.task.training.local_training import fewest
@@ -50,7 +49,7 @@ def pooled(
     task: Task, indices: tuple[int, ...], device: torch.device
 ) -> PooledExamples | None:
     """Return the examples of nodes; None if they cannot be drawn together."""
-    sets = [train_examples(task, i).on(device) for i in indices]
+    sets = [task.resident("train", i).on(device) for i in indices]
     plain = all(len(e) and not e.augment for e in sets)
     return PooledExamples(sets) if plain else None
 
@@ -94,7 +93,7 @@ class NodeRecord(versions.StoredArrays):
         flat, x, vectors, _ = self.matrices
         rows = {name: matrix[self.row] for name, matrix in vectors.items()}
         tensors = flat.views(x[self.row]) | rows
-        return {name: to_numpy(tensor).copy() for name, tensor in tensors.items()}
+        return {n: t.numpy(force=True).copy() for n, t in tensors.items()}
 
 
 def gather(client: Node, states: Sequence[RecordDict], round_: int) -> Matrices:
@@ -226,8 +225,7 @@ class Nodes:
         run, times = int(self.setup.run["seed"]), client.settings.local_steps
         seeds, drawn = list[int](), list[Tensor]()
         for each, count in zip(self.asked, sizes, strict=True):
-            seeds.append(torch_seed(each.setup.name, run, self.round))
-            seed(seeds[-1])
+            seeds.append(seed(run, each.setup.name, self.round))
             drawn += [torch.randperm(count) for _ in range(times)]
         order, lengths = torch.cat(drawn), torch.tensor(sizes).repeat_interleave(times)
         starts = (lengths.cumsum(0) - lengths).view(-1, times, 1)

@@ -30,7 +30,6 @@ from flwr_frl.clients.device.groups import (
     personal_arrays,
     under,
 )
-from flwr_frl.clients.device.setup import torch_seed
 from flwr_frl.clients.device.state import (
     PersonalState,
     read_checked,
@@ -370,7 +369,7 @@ class TrainedRun:
         if privacy.dp_noise:
             client._private = PrivateTraining(privacy, context.state, directory)
         check_account(client._private, directory)
-        seed(torch_seed(name, int(self.settings["seed"]), self.server_round))
+        seed(int(self.settings["seed"]), name, self.server_round)
 
 
 class Fitted(NamedTuple):

@@ -231,7 +231,7 @@ class TrainCall:
         order = sorted(range(len(examples)), key=lambda i: -len(examples[i]))
         given = state
         if order != sorted(order):
-            place = torch.tensor(order).to(examples[0].place)
+            place = torch.tensor(order).to(examples[0].device)
             state = {name: tensor[place] for name, tensor in state.items()}
             constants = [tensor[place] for tensor in constants]
             correction = {name: tensor[place] for name, tensor in correction.items()}
@@ -253,7 +253,7 @@ class TrainCall:
         epochs = stacked_epochs(pool, self.epochs, sgd.batch_size, streams, pads)
         # The sums stay on the device until the end, so that no epoch waits for a GPU.
         sums = torch.zeros(
-            max(1, self.epochs), 2, len(examples), device=examples[0].place
+            max(1, self.epochs), 2, len(examples), device=examples[0].device
         )
         for of_epoch, batches in zip(sums, epochs, strict=False):
             for each in batches:
@@ -283,7 +283,7 @@ def features_of(model: SplitModel, examples: ExampleSet, sgd: SGD) -> ExampleSet
     batches = examples.batches(size)
     # Takes less time for the examples of most clients.
     if len(examples) <= size:
-        batches = iter([(examples.first(size), examples.targets.to(examples.place))])
+        batches = iter([(examples.first(size), examples.targets.to(examples.device))])
     with sgd.autocast():
         for inputs, target in batches:
             feature = model.representation(inputs)
@@ -507,7 +507,7 @@ def evaluate_each(
     inputs = [examples.first(len(examples)) for examples in here]
     outputs = model(torch.cat(inputs)).split([len(examples) for examples in here])
     pairs = zip(outputs, here, strict=True)
-    return [_means([(o, e.targets.to(e.place))], loss) for o, e in pairs]
+    return [_means([(o, e.targets.to(e.device))], loss) for o, e in pairs]
 
 
 def _means(batches: Iterable[tuple[Tensor, Tensor]], loss: Loss) -> tuple[float, float]:

@@ -182,7 +182,7 @@ def train_privately(call: TrainCall, privacy: ExamplePrivacy) -> float:
     def step(inputs: Tensor, targets: Tensor) -> Tensor:
         """Make a step and return the mean loss."""
         optimizer.zero_grad(set_to_none=True)
-        features, value = inputs, torch.zeros((), device=examples.place)
+        features, value = inputs, torch.zeros((), device=examples.device)
         if len(targets):
             with sgd.autocast():
                 features = forward(inputs)

@@ -78,7 +78,7 @@ class PooledExamples:
     def __init__(self, sets: Sequence[ExampleSet]) -> None:
         self.sets = sets
         self.sizes = [len(each) for each in sets]
-        self.place = sets[0].place
+        self.place = sets[0].device
         self.input_size = sets[0].inputs.shape[1:].numel()
         # Device of the inputs, which may differ from that of the batches.
         self.device = sets[0].inputs.device

@@ -167,10 +167,8 @@ def test_head_of_a_target_fits_the_model(targets, loss, outputs, dtype):
 
 def test_phase_two_trains_the_whole_model_on_the_other_half(monkeypatch):
     # Arrays share no memory with tensors, as on a GPU.
-    monkeypatch.setattr(
-        "flwr_frl.clients.representation_transfer.to_numpy",
-        lambda tensor: tensor.detach().numpy().copy(),
-    )
+    numpy = torch.Tensor.numpy
+    monkeypatch.setattr(torch.Tensor, "numpy", lambda *a, **b: numpy(*a, **b).copy())
     parameters = stacked_sources()
     # One batch per epoch, so the order of the examples does not matter
     plain = {**IMAGES, "batch_size": 200, "momentum": 0.0, "weight_decay": 0.0}

@@ -14,7 +14,7 @@ from pictures import write_images
 from flwr_frl import simulate
 from flwr_frl.predict import personalize
 from flwr_frl.predict.runs import Fitted
-from flwr_frl.task import devices, resident
+from flwr_frl.task import base, devices
 from flwr_frl.task.examples import ExampleSet
 
 double = pytest.importorskip("double_device", exc_type=(ImportError, AttributeError))
@@ -27,7 +27,7 @@ def gpu(monkeypatch):
     there = {"gpu": double.GPU}
     monkeypatch.setattr(devices, "find", lambda n: there[n] if n in there else find(n))
     monkeypatch.setattr(devices, "memory", lambda: 2**30)
-    monkeypatch.setattr(resident, "memory", lambda: 2**30)
+    monkeypatch.setattr(base, "memory", lambda: 2**30)
     with double.Factories():
         yield
     devices.use("cpu")
@@ -90,7 +90,7 @@ def images(n: int) -> ExampleSet:
 def test_batches_on_the_device_equal_those_of_the_cpu(how):
     here = images(9)
     there = getattr(here, how)(double.GPU)
-    assert there.place == double.GPU
+    assert there.device == double.GPU
     for shuffle in (False, True):
         torch.manual_seed(1)
         expected = list(here.batches(4, shuffle))
@@ -108,15 +108,15 @@ def test_examples_are_moved_to_the_device_once_and_cached(monkeypatch):
     devices.use("gpu")
     # The 9 examples of a client have 6 float32 and an int64 each.
     size = 9 * (6 * 4 + 8)
-    monkeypatch.setattr(resident, "memory", lambda: resident.PART * 2 * size)
-    first, second = (resident.train_examples(task, i) for i in (0, 1))
+    monkeypatch.setattr(base, "memory", lambda: base.PART * 2 * size)
+    first, second = (task.resident("train", i) for i in (0, 1))
     assert first.inputs.device == second.inputs.device == double.GPU
-    assert resident.train_examples(task, 0) is first
+    assert task.resident("train", 0) is first
     # There is no room for a third client's examples.
-    third = resident.train_examples(task, 4)
+    third = task.resident("train", 4)
     assert third.inputs.device == double.CPU
-    assert third.place == double.GPU
-    assert resident.train_examples(task, 1) is second
+    assert third.device == double.GPU
+    assert task.resident("train", 1) is second
 
 
 def test_newcomers_are_fitted_on_the_device(tmp_path):

@@ -70,6 +70,9 @@ class OnDevice(torch.Tensor):
     def tolist(self):
         return self.inner.tolist()
 
+    def numpy(self, *, force=False):
+        return self.cpu().numpy(force=True) if force else super().numpy()
+
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
         return run(func, args, kwargs or {})
