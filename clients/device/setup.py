@@ -221,9 +221,6 @@ def build_client(
     index = setup.partition
     task = built_task(setup.task, setup.num_clients, setup.columns)
     state, settings = personal_state(context, setup, config), setup.algorithm
-    if trains and keys.SERVER_ROUND in config and isinstance(settings, TrainerSettings):
-        rounds = int(setup.run["num-server-rounds"])
-        settings = settings.in_round(server_round, rounds)
     try:
         client = setup.kind(task, index, state, settings)
     except SettingsError as error:
@@ -231,6 +228,10 @@ def build_client(
         line = f"algorithm {algorithm!r} and task {task_name!r}: {error}"
         raise SettingsError(line, error.code) from None
     client.config = cast(Config, config)
+    # After its constructor, which reads the learning rate that all rounds start from.
+    if trains and keys.SERVER_ROUND in config and isinstance(settings, TrainerSettings):
+        rounds = int(setup.run["num-server-rounds"])
+        client.settings = settings.in_round(server_round, rounds)
     client._own_data = "partition-id" not in context.node_config
     if setup.device.dp_noise:
         client._private = PrivateTraining(setup.device, context.state, state.directory)

@@ -247,14 +247,14 @@ class Run:
     metrics: list[list[dict]] = field(default_factory=list)
     rows: list[dict] = field(default_factory=list)
 
-    def client(self, i: int, server_round: int) -> Client:
+    def client(self, i: int, server_round: int, trains: bool = False) -> Client:
         """Return a client as the next message would set it up."""
         about = ConfigRecord({"server-round": server_round + 1})
         config = ConfigRecord({**about, **self.strategy._config(i + 1, about)})
         context = copy(self.grid.contexts[i + 1])
         context.state = RecordDict(dict(context.state))
         setup = client_setup(context, self.settings)
-        return build_client(context, setup, config)
+        return build_client(context, setup, config, trains)
 
     def add(self, server_round: int, arrays: ArrayRecord, row: dict) -> None:
         self.rows.append(row)
