@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -39,22 +40,6 @@ RESERVED = frozenset(
 )
 
 
-def balanced_accuracy(outputs: Tensor, targets: Tensor) -> float:
-    """Return scikit-learn's balanced accuracy: the mean recall of the classes."""
-    return _scored("balanced_accuracy_score", outputs, targets)
-
-
-def macro_f1(outputs: Tensor, targets: Tensor) -> float:
-    """Return scikit-learn's macro-F1 over all true and predicted classes."""
-    return _scored("f1_score", outputs, targets, average="macro", zero_division=0.0)
-
-
-METRICS: Mapping[str, Metric] = {
-    "balanced-accuracy": balanced_accuracy,
-    "macro-f1": macro_f1,
-}
-
-
 def _scored(name: str, outputs: Tensor, targets: Tensor, **options: Any) -> float:
     """Return a score of scikit-learn; NaN without a target that has a class."""
     from sklearn import metrics
@@ -68,6 +53,14 @@ def _scored(name: str, outputs: Tensor, targets: Tensor, **options: Any) -> floa
         # scikit-learn warns if a client has few classes, which is common here.
         warnings.simplefilter("ignore", UserWarning)
         return float(getattr(metrics, name)(true, predicted, **options))
+
+
+# scikit-learn's scores: the mean recall of the classes, and the mean F1 over all true
+# and predicted classes.
+METRICS: Mapping[str, Metric] = {
+    "balanced-accuracy": partial(_scored, "balanced_accuracy_score"),
+    "macro-f1": partial(_scored, "f1_score", average="macro", zero_division=0.0),
+}
 
 
 def named_metrics(text: str, task: "Task") -> dict[str, Metric]:

@@ -8,7 +8,7 @@ from torch import nn
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import EvaluationSettings, split, with_evaluation
-from flwr_frl.task.metrics import balanced_accuracy, macro_f1
+from flwr_frl.task.metrics import METRICS
 from flwr_frl.task.models import SplitModel
 
 
@@ -95,12 +95,12 @@ def test_balanced_accuracy_and_macro_f1():
     # Class 0: 2 of 3 are found; class 1: 1 of 1; class 2 is predicted once, but absent.
     outputs = torch.eye(3)[[0, 0, 2, 1]]
     targets = torch.tensor([0, 0, 0, 1])
-    assert balanced_accuracy(outputs, targets) == pytest.approx((2 / 3 + 1) / 2)
+    assert METRICS["balanced-accuracy"](outputs, targets) == pytest.approx(5 / 6)
     # F1 of class 0: 2·2/(2·2 + 0 + 1) = 0.8; of class 1: 1; of class 2: 0.
-    assert macro_f1(outputs, targets) == pytest.approx(1.8 / 3)
+    assert METRICS["macro-f1"](outputs, targets) == pytest.approx(1.8 / 3)
     # Targets that cross-entropy ignores do not count.
     ignored = torch.cat([targets, torch.tensor([-100])])
-    accuracy = balanced_accuracy(torch.eye(3)[[0, 0, 2, 1, 1]], ignored)
+    accuracy = METRICS["balanced-accuracy"](torch.eye(3)[[0, 0, 2, 1, 1]], ignored)
     assert accuracy == pytest.approx(5 / 6)
 
 
