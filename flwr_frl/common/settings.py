@@ -57,8 +57,6 @@ LIMITS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 MAX_LISTED = 60
 # Characters shown of the repr of a value that is not a string.
 MAX_SHOWN = 300
-# Numbers drawn at once: 1 GiB of float64.
-MAX_DRAWN = 2**27
 # Smallest noise multiplier. Below it, ε exceeds 500,000 per step, which guarantees
 # nothing, and its computation soon overflows.
 MIN_NOISE = 0.001
@@ -123,15 +121,6 @@ def require(
     if len(shown) > MAX_SHOWN and not isinstance(value, str):
         shown = f"a {type(value).__name__}, {shown[:MAX_SHOWN]}…"
     raise SettingsError(f"{name} is {shown}; expected {allowed}", code)
-
-
-def require_drawable(count: int, product: str) -> None:
-    """Raise `SettingsError` if too many random numbers would be drawn at once.
-
-    ``product`` names the settings whose product is ``count``.
-    """
-    allowed = f"at most {MAX_DRAWN:,}, the most numbers that are drawn at once"
-    require(count <= MAX_DRAWN, product, count, allowed, "too-many-numbers")
 
 
 def require_all_of_noise(prefix: str, noise: float, clip: float, delta: float) -> None:

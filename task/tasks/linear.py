@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from flwr_frl.common.settings import Checked, require, require_drawable, setting
+from flwr_frl.common.settings import Checked, require, setting
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet, Loss
@@ -25,6 +25,8 @@ from flwr_frl.task.tasks.table import FromTable, TableSettings, TableTask
 from flwr_frl.task.transfer import Role, is_source
 
 Matrix = npt.NDArray[np.float64]
+# Numbers drawn at once: 1 GiB of float64.
+MAX_DRAWN = 2**27
 # Inputs x and outputs y.
 Sample = tuple[Matrix, Matrix]
 Metrics = dict[str, bool | bytes | float | int | str]
@@ -103,6 +105,18 @@ class RegressionTask(BaseTask):
                 nn.Linear(self.dimension, self.rank, bias=False),
                 nn.Linear(self.rank, 1, bias=False),
             )
+
+    def check_size(self, *lengths: int) -> None:
+        """Raise `SettingsError` if the rank or the size of an array is too large.
+
+        ``lengths`` are numbers of vectors that are drawn at once.
+        """
+        allowed = f"from 1 to {self.dimension}, the dimension"
+        require(self.rank <= self.dimension, "rank", self.rank, allowed)
+        drawn = self.dimension * max(self.rank, *lengths)
+        product = "dimension times the largest of rank, samples and num-clients"
+        allowed = f"at most {MAX_DRAWN:,}, the most numbers that are drawn at once"
+        require(drawn <= MAX_DRAWN, product, drawn, allowed, "too-many-numbers")
 
     def errors(self, client: int, *models: Matrix) -> list[float]:
         """Return the test errors of models, relative to the variance of the targets.
@@ -211,11 +225,7 @@ class LinearTask(Checked, RegressionTask):
     def __post_init__(self) -> None:
         """Validate the settings, and limit the size of the arrays."""
         super().__post_init__()
-        allowed = f"from 1 to {self.dimension}, the dimension"
-        require(self.rank <= self.dimension, "rank", self.rank, allowed)
-        longest = max(self.rank, self.samples, self.num_clients, self.test_samples)
-        product = "dimension times the largest of rank, samples and num-clients"
-        require_drawable(self.dimension * longest, product)
+        self.check_size(self.samples, self.num_clients, self.test_samples)
 
     @cached_property
     def _truth(self) -> tuple[Matrix, Matrix]:
@@ -356,12 +366,7 @@ class TransferTask(Checked, RegressionTask):
     def __post_init__(self) -> None:
         """Check the ranges."""
         super().__post_init__()
-        allowed = f"from 1 to {self.dimension}, the dimension"
-        require(self.rank <= self.dimension, "rank", self.rank, allowed)
-        samples = self.source_samples, self.target_samples, self.test_samples
-        longest = max(self.rank, *samples)
-        what = "dimension times the largest of rank and samples"
-        require_drawable(self.dimension * longest, what)
+        self.check_size(self.source_samples, self.target_samples, self.test_samples)
 
     @cached_property
     def span(self) -> Matrix:
