@@ -8,7 +8,7 @@ arrays beside the model.
 import difflib
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from flwr_frl.task.devices import CPU
 if TYPE_CHECKING:
     from flwr_frl.clients.base import Client
 
+T = TypeVar("T")
 Arrays = dict[str, npt.NDArray[np.generic]]
 Tensors = dict[str, Tensor]
 Groups = tuple[str, ...]
@@ -43,9 +44,9 @@ with warnings.catch_warnings():
     torch.from_numpy(np.frombuffer(b"0", np.uint8))
 
 
-def under(group: str, tensors: Mapping[str, Tensor]) -> Tensors:
+def under(group: str, arrays: Mapping[str, T]) -> dict[str, T]:
     """Return the arrays of a group by their names within it."""
-    return {n[len(group) :]: t for n, t in tensors.items() if n.startswith(group)}
+    return {n[len(group) :]: t for n, t in arrays.items() if n.startswith(group)}
 
 
 def within(group: str, tensors: Mapping[str, Tensor]) -> Tensors:

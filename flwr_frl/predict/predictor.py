@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -237,7 +238,7 @@ def unusable(place: str) -> Iterator[None]:
         raise SettingsError(line, "inputs") from None
 
 
-def check_arrays(wanted: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> None:
+def check_arrays(wanted: Mapping[str, Tensor], arrays: Mapping[str, Any]) -> None:
     """Raise `SettingsError` unless all wanted arrays exist with their shapes."""
     for name, like in wanted.items():
         shape = tuple(arrays[name].shape) if name in arrays else None
@@ -245,12 +246,12 @@ def check_arrays(wanted: Mapping[str, Tensor], arrays: Mapping[str, Tensor]) -> 
         require(shape == tuple(like.shape), f"array {name!r}", shape, allowed, "arrays")
 
 
-def check_size(task: Task, arrays: Mapping[str, Tensor]) -> None:
+def check_size(task: Task, arrays: Mapping[str, Any]) -> None:
     """Raise `SettingsError` if a model is far larger than a file's arrays.
 
     It allocates no memory.
     """
     with torch.device("meta"):
         size = sum(value.numel() for value in new_model(task).state_dict().values())
-    limit = MAX_MISSING_VALUES + sum(array.numel() for array in arrays.values())
+    limit = MAX_MISSING_VALUES + sum(prod(array.shape) for array in arrays.values())
     require(size <= limit, "the model's size", size, f"at most {limit:,}, as its file")

@@ -25,7 +25,7 @@ from flwr_frl.clients.device.card import (
 )
 from flwr_frl.clients.device.groups import (
     HEAD,
-    Tensors,
+    Arrays,
     initial_arrays,
     personal_arrays,
     under,
@@ -152,7 +152,7 @@ class TrainedRun:
         Values of the strategy.
     server_round : int
         Last round.
-    arrays, heads : dict of str to Tensor
+    arrays, heads : dict of str to ndarray
         Shared arrays, and each client's arrays on the server, by ``CLIENT/NAME``.
     """
 
@@ -161,8 +161,8 @@ class TrainedRun:
     withheld: Mapping[str, Any]
     values: Values
     server_round: int
-    arrays: Tensors
-    heads: Tensors
+    arrays: Arrays
+    heads: Arrays
 
     @classmethod
     def read(cls, path: FilePath, named: Mapping[str, Any]) -> Self:
@@ -188,10 +188,6 @@ class TrainedRun:
             about, arrays, state = checkpoint.read(file)
             values = Values.model_validate(about["values"])
             written, server_round = dict(about["settings"]), int(about.get("round", 1))
-            shared, kept = (
-                {name: torch.from_numpy(array) for name, array in each.items()}
-                for each in (arrays, state)
-            )
         settings, withheld = separate(written, named)
         need(withheld, ["algorithm"])
         # The algorithm looks at a task's class.
@@ -200,8 +196,8 @@ class TrainedRun:
         # A strategy that wraps another one names it in a setting.
         need(withheld, facts("code") & {*declared(strategy_class(settings))})
         need(withheld, declared(client_class(settings)))
-        heads = under("heads/", kept)
-        every = complete(settings), withheld, values, server_round, shared, heads
+        heads = under("heads/", state)
+        every = complete(settings), withheld, values, server_round, arrays, heads
         return cls(file, *every)
 
     @property
@@ -242,7 +238,7 @@ class TrainedRun:
 
     def saved_arrays(
         self, client: str, directory: Path | None
-    ) -> tuple[dict[str, str], Tensors | None]:
+    ) -> tuple[dict[str, str], Arrays | None]:
         """Return metadata and arrays of a client's newest acknowledged state file.
 
         There are none if the algorithm needs none, and for a simulated client that has
@@ -268,8 +264,7 @@ class TrainedRun:
         require(len(versions) > 0, "state-dir", str(directory), allowed)
         about, path = algorithm_of(self.kind) | {"client": client}, versions[0].path
         with reading(path, "state-dir"):
-            metadata, arrays = read_checked(path, about)
-        return metadata, {n: torch.from_numpy(array) for n, array in arrays.items()}
+            return read_checked(path, about)
 
     def settings_of(self, client: str) -> Settings:
         """Return the settings of a client's task.
@@ -322,7 +317,7 @@ class TrainedRun:
         return task, index
 
     def client(
-        self, task: Task, index: int, name: str, personal: Tensors | None = None
+        self, task: Task, index: int, name: str, personal: Arrays | None = None
     ) -> Client:
         """Return a client with the shared arrays and its personal ones.
 
@@ -333,7 +328,7 @@ class TrainedRun:
         # The user has named the code of a custom model.
         if not is_path(self.settings["task"]):
             check_size(task, arrays)
-        state = PersonalState.holding({n: a.numpy() for n, a in kept.items()})
+        state = PersonalState.holding(kept)
         algorithm = build(self.kind._settings_type, self.settings)
         client = self.kind(task, index, state, algorithm)
         # The checkpoint has only the digest of the frozen part.
@@ -347,9 +342,9 @@ class TrainedRun:
             wanted |= initial_arrays(client, deployed_groups(self.kind))
         # If the server stores a head for each client, a newcomer's is the initial one.
         alone = {each.rpartition("/")[2] for each in self.heads}
-        arrays = {n: shared[n] for n in alone & shared.keys()} | arrays
+        arrays = {n: shared[n].numpy() for n in alone & shared.keys()} | arrays
         check_arrays(wanted, arrays)
-        client._receive([arrays[n].numpy() for n in shared], {})
+        client._receive([arrays[n] for n in shared], {})
         return client
 
     def directory_of(self, client: str, state_dir: str) -> Path | None:
@@ -364,10 +359,9 @@ class TrainedRun:
 
     def prepare(self, client: Client, name: str, directory: Path | None) -> None:
         """Set up a client's privacy and random state as in the last evaluation."""
-        context = Context(0, 0, {"client-name": name}, RecordDict(), {})
         privacy = build(ExamplePrivacy, self.settings)
         if privacy.dp_noise:
-            client._private = PrivateTraining(privacy, context.state, directory)
+            client._private = PrivateTraining(privacy, RecordDict(), directory)
         check_account(client._private, directory)
         seed(int(self.settings["seed"]), name, self.server_round)
 
