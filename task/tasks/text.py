@@ -190,7 +190,7 @@ class FileTask(BaseTask):
 
     Parameters
     ----------
-    data_dir : str
+    settings : FileSettings
         Directory of the files.
     num_clients : int
         Number of clients; 0 on a device, which has one file.
@@ -208,9 +208,9 @@ class FileTask(BaseTask):
     loss: Loss = staticmethod(nn.functional.cross_entropy)
 
     def __init__(
-        self, data_dir: str, num_clients: int, suffixes: tuple[str, ...], form: str
+        self, settings: Any, num_clients: int, suffixes: tuple[str, ...], form: str
     ) -> None:
-        self.data_dir = data_dir
+        self.settings, data_dir = settings, settings.data_dir
         root = Path(data_dir).expanduser()
         files = sorted(f for suffix in suffixes for f in root.glob(f"*{suffix}"))
         exist = bool(data_dir) and bool(files)
@@ -240,7 +240,7 @@ class FileTask(BaseTask):
         """Return the classes in all files, also in those of unused clients."""
         labels = {label for file in self.files for label, _ in _rows(file)}
         allowed = "a directory with texts of more than one class"
-        require(len(labels) > 1, "data-dir", self.data_dir, allowed)
+        require(len(labels) > 1, "data-dir", self.settings.data_dir, allowed)
         return tuple(sorted(labels))
 
     def train_examples(self, client: int) -> ExampleSet:
@@ -276,8 +276,7 @@ class TextTask(FileTask):
     _settings_type: ClassVar[type] = TextSettings
 
     def __init__(self, settings: TextSettings, num_clients: int) -> None:
-        self.settings = settings
-        super().__init__(settings.data_dir, num_clients, (".txt", *TABLES), FORM)
+        super().__init__(settings, num_clients, (".txt", *TABLES), FORM)
         kinds = {file.suffix in TABLES for file in self.files}
         allowed = f"a directory with either {FORM}"
         require(len(kinds) == 1, "data-dir", settings.data_dir, allowed)
@@ -285,8 +284,7 @@ class TextTask(FileTask):
         self.length = settings.sequence_length or (25 if self.labelled else 80)
         self.every_position = not self.labelled and settings.text_windows == "disjoint"
         # Successive sliding windows share all but one character.
-        is_sliding = not self.labelled and settings.text_windows == "sliding"
-        self.overlap = self.length if is_sliding else 0
+        self.overlap = 0 if self.labelled or self.every_position else self.length
         self.classes = self._classes() if self.labelled else tuple(CHARACTERS)
         self.vocabulary = dict[str, int]()
         self.vectors: Tensor | None = None
@@ -411,10 +409,10 @@ class TransformerText(FileTask):
     def __init__(
         self, name: str, settings: TransformerSettings, num_clients: int
     ) -> None:
-        self.settings, self.place = settings, locate(name)
+        self.place = locate(name)
         if not Path(self.place).is_dir():
             self.notes = (f"{self.place} is loaded from the Hugging Face hub",)
-        super().__init__(settings.data_dir, num_clients, TABLES, TABLE_FORM)
+        super().__init__(settings, num_clients, TABLES, TABLE_FORM)
         self.length = settings.sequence_length or LENGTH
         self.classes = named_classes(settings.classes, self._classes())
 
