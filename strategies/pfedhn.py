@@ -1,6 +1,7 @@
 """pFedHN (Shamsian et al., ICML 2021): a hypernetwork generates all models."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from logging import WARNING
 from typing import Any
@@ -161,6 +162,7 @@ class PFedHN(
             log(WARNING, text, self._run.round.number)
 
 
+@dataclass(eq=False, repr=False)
 class OneByOne(GridDecorator):
     """A grid that sends a round's training messages one after another.
 
@@ -175,9 +177,7 @@ class OneByOne(GridDecorator):
         The strategy.
     """
 
-    def __init__(self, grid: Grid, strategy: PFedHN) -> None:
-        super().__init__(grid)
-        self.strategy = strategy
+    strategy: PFedHN
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

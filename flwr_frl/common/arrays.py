@@ -33,6 +33,7 @@ from flwr.app import (
     Array,
     ArrayRecord,
     ConfigRecord,
+    Error,
     Message,
     Metadata,
     MetricRecord,
@@ -47,6 +48,8 @@ NDArray = npt.NDArray[Any]
 Record = TypeVar("Record", bound=MutableMapping[str, Any])
 # How Flower names arrays whose bytes are an .npy file.
 NPY = Array(np.empty(0)).stype
+# Flower's code of the error of a ClientApp that has failed.
+APP_FAILED = 2
 # The node id of the SuperLink, which is part of Flower's protocol.
 SUPERLINK = 1
 FIELDS = inspect.signature(Metadata).parameters
@@ -257,6 +260,11 @@ def reply_with(content: RecordDict, message: Message) -> Message:
         created_at=now,
         ttl=asked.created_at + asked.ttl - now,
     )
+
+
+def error_reply(reason: str, message: Message) -> Message:
+    """Return an error reply to a message."""
+    return Message(Error(APP_FAILED, reason), reply_to=message)
 
 
 class UnreadMessage(Message):

@@ -10,16 +10,22 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import INFO, WARNING
 from typing import Any, TypeVar
 
 import httpx
-from flwr.app import Error, Message, RecordDict
+from flwr.app import Message, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.arrays import SUPERLINK, message_like, plain, response_hooks
+from flwr_frl.common.arrays import (
+    SUPERLINK,
+    error_reply,
+    message_like,
+    plain,
+    response_hooks,
+)
 from flwr_frl.common.settings import SettingsError, error_line
 from flwr_frl.common.text import several
 
@@ -35,12 +41,11 @@ FIRST_WORD = 60.0
 # between, which double from the first to the longest.
 OUTAGE_LIMIT = 600.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-# Code of the error reply that replaces an unreadable one.
-UNREADABLE = 2
 
 T = TypeVar("T")
 
 
+@dataclass(eq=False)
 class Closing:
     """Close a round once enough valid replies have arrived; by default with all.
 
@@ -61,19 +66,15 @@ class Closing:
         Replies that have arrived and were not needed so far, and the nodes asked.
     """
 
+    missing: float = math.inf
+    is_valid: Callable[[Message], bool] = lambda reply: True
+    at_work: dict[int, tuple[Message, float]] = field(default_factory=dict, init=False)
+    ready: deque[tuple[Message, int]] = field(default_factory=deque, init=False)
+
     # True if replies that arrive after the round's end belong to the next round.
     lasts = False
     # True if the round also waits for replies that it does not need.
     waits_for_rest = False
-
-    def __init__(
-        self,
-        missing: float = math.inf,
-        is_valid: Callable[[Message], bool] = lambda reply: True,
-    ) -> None:
-        self.missing, self.is_valid = missing, is_valid
-        self.at_work: dict[int, tuple[Message, float]] = {}
-        self.ready: deque[tuple[Message, int]] = deque()
 
     def begin(self, message: Message, due: float = 0.0) -> None:
         """Record that a message was sent, and when its node's reply is due."""
@@ -93,11 +94,12 @@ class Closing:
         return []
 
 
-def delegate(attribute: str, name: str) -> Any:
-    """Return a property that reads ``name`` from the object in ``attribute``."""
-    return property(lambda self: getattr(getattr(self, attribute), name))
+def delegate(name: str) -> Any:
+    """Return a property that reads ``name`` from the decorated grid."""
+    return property(lambda self: getattr(self.grid, name))
 
 
+@dataclass(eq=False, repr=False)
 class GridDecorator(Grid):
     """A grid that passes all calls on to another grid, unless a subclass handles them.
 
@@ -107,18 +109,17 @@ class GridDecorator(Grid):
         The decorated grid.
     """
 
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
+    grid: Grid
 
     # `Grid` defines these, so that `__getattr__` is not called for them.
-    set_run = delegate("grid", "set_run")
-    run = delegate("grid", "run")
-    create_message = delegate("grid", "create_message")
-    get_node_ids = delegate("grid", "get_node_ids")
-    get_nodes = delegate("grid", "get_nodes")
-    push_messages = delegate("grid", "push_messages")
-    pull_messages = delegate("grid", "pull_messages")
-    send_and_receive = delegate("grid", "send_and_receive")
+    set_run = delegate("set_run")
+    run = delegate("run")
+    create_message = delegate("create_message")
+    get_node_ids = delegate("get_node_ids")
+    get_nodes = delegate("get_nodes")
+    push_messages = delegate("push_messages")
+    pull_messages = delegate("pull_messages")
+    send_and_receive = delegate("send_and_receive")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(vars(self)["grid"], name)
@@ -185,8 +186,7 @@ def pull(grid: Grid, message: Message, largest: float) -> Message | None:
     except httpx.HTTPError:
         raise
     except Exception as error:
-        reason = f"the reply cannot be read: {error_line(error)}"
-        return Message(Error(UNREADABLE, reason), reply_to=message)
+        return error_reply(f"the reply cannot be read: {error_line(error)}", message)
     return None
 
 
@@ -244,6 +244,7 @@ class _Sent:
         return self.message.metadata.dst_node_id
 
 
+@dataclass(eq=False, repr=False)
 class Inbox(GridDecorator):
     """Receive replies in the order of arrival, and do not wait for silent nodes.
 
@@ -275,22 +276,15 @@ class Inbox(GridDecorator):
         All nodes that were connected at the last `get_node_ids`.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        name_of: Callable[[int], str] = str,
-        longest: float = math.inf,
-        largest_reply: Callable[[str], float] = lambda kind: math.inf,
-    ) -> None:
-        super().__init__(grid)
-        self.name_of, self.longest = name_of, longest
-        self._largest_reply = largest_reply
-        self._closing: Closing | None = None
-        # By message id. The one that was checked longest ago comes first.
-        self._sent: dict[str, _Sent] = {}
-        # How many messages in a row a node has not answered, and the end of its pause.
-        self._silences: dict[int, tuple[int, float]] = {}
-        self.connected = frozenset[int]()
+    name_of: Callable[[int], str] = str
+    longest: float = math.inf
+    largest_reply: Callable[[str], float] = lambda kind: math.inf
+    connected: frozenset[int] = field(default=frozenset(), init=False)
+    _closing: Closing | None = field(default=None, init=False)
+    # By message id. The one that was checked longest ago comes first.
+    _sent: dict[str, _Sent] = field(default_factory=dict, init=False)
+    # How many messages in a row a node has not answered, and the end of its pause.
+    _silences: dict[int, tuple[int, float]] = field(default_factory=dict, init=False)
 
     # Nodes.
 
@@ -380,7 +374,7 @@ class Inbox(GridDecorator):
         push, messages = self.grid.push_messages, plain(messages)
         ids = request(lambda: list(push(messages)))
         now = time.monotonic()
-        largest = self._largest_reply(messages[0].metadata.message_type)
+        largest = self.largest_reply(messages[0].metadata.message_type)
         for message_id, message in zip(ids, messages, strict=False):
             # Flower returns no id for a message that it could not send.
             if not message_id:

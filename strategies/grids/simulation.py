@@ -10,17 +10,18 @@ import time
 import traceback
 from collections import UserDict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from logging import ERROR, WARNING
 from types import SimpleNamespace
 from typing import Any, cast
 
-from flwr.app import Context, Error, Message, RecordDict, UserConfig
+from flwr.app import Context, Message, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common import log
 from flwr.serverapp import Grid
 
-from flwr_frl.common.arrays import Request, enter_run, plain, request_of
+from flwr_frl.common.arrays import Request, enter_run, error_reply, plain, request_of
 from flwr_frl.common.messages import ANSWERS_NO_QUERY
 from flwr_frl.common.settings import (
     ResourceError,
@@ -30,7 +31,6 @@ from flwr_frl.common.settings import (
 )
 from flwr_frl.strategies.grids.ray_workers import resources_of_a_worker, start_ray
 
-CLIENT_APP_ERROR = 2
 # Exceptions whose message is one line for the user.
 EXPECTED = (SettingsError, TrainingDivergedError)
 # Seconds to wait for replies if there is no timeout.
@@ -95,7 +95,7 @@ def answer(
             reason = f"{type(error).__name__}: {error}"
             if not isinstance(error, EXPECTED) and ANSWERS_NO_QUERY not in reason:
                 tracebacks[reason] = traceback.format_exc()
-            return Message(Error(CLIENT_APP_ERROR, reason), reply_to=message)
+            return error_reply(reason, message)
 
     # flwr-frl's app can train clients together. Others receive Flower's own messages.
     together = getattr(app, "together", None)
@@ -106,6 +106,7 @@ def answer(
     return (work() for work in works)
 
 
+@dataclass(eq=False, repr=False)
 class InlineGrid(Grid):
     """Flower's Grid in one process: a message is a call of the ClientApp.
 
@@ -119,20 +120,19 @@ class InlineGrid(Grid):
         The clients' run config.
     """
 
+    client_app: ClientApp
+    num_clients: int
+    run_config: UserConfig | None = None
+
     # on_demand: clients train while their replies are iterated over. in_process: no
     # outages, and no clients that connect later.
     on_demand, in_process = False, True
-    run: Any = SimpleNamespace(run_id=1)
+    run = SimpleNamespace(run_id=1)  # type: ignore[assignment]
 
-    def __init__(
-        self,
-        client_app: ClientApp,
-        num_clients: int,
-        run_config: UserConfig | None = None,
-    ) -> None:
-        self._app = client_app
+    def __post_init__(self) -> None:
+        """Create the nodes."""
         enter_run()
-        self.contexts = Contexts(num_clients, run_config or {})
+        self.contexts = Contexts(self.num_clients, self.run_config or {})
         self._pending: dict[str, Request] = {}
         self._numbers = itertools.count(1)
         # Reasons of exceptions whose tracebacks have been logged.
@@ -184,7 +184,7 @@ class InlineGrid(Grid):
     ) -> Iterable[Message]:
         contexts = [self.contexts.at(message.node) for message in messages]
         tracebacks: dict[str, str] = {}
-        replies = answer(self._app, messages, contexts, tracebacks)
+        replies = answer(self.client_app, messages, contexts, tracebacks)
         for context in contexts:
             reply = next(replies)
             if context.state:
@@ -206,25 +206,21 @@ class RayGrid(InlineGrid):
     tasks, starts the processes that run them, and replaces those that die.
     """
 
-    def __init__(
-        self,
-        client_app: ClientApp,
-        num_clients: int,
-        run_config: UserConfig | None = None,
-    ) -> None:
-        super().__init__(client_app, num_clients, run_config)
+    def __post_init__(self) -> None:
+        """Start the workers."""
+        super().__post_init__()
         need("ray", "simulation", "backend 'ray' (not 'inline')")
         import ray
 
         self._ray: Any = ray
         start_ray()
-        device = str(getattr(client_app, "device", "cpu"))
+        device = str(getattr(self.client_app, "device", "cpu"))
         self._workers, reserved = resources_of_a_worker(device, ray.cluster_resources())  # type: ignore[no-untyped-call]
         # A worker keeps its GPU and its caches for the next task (max_calls=0).
         options: dict[str, Any] = {"max_retries": 0, "max_calls": 0, **reserved}
         self._task: Any = ray.remote(**options)
-        self._app_of_workers = ray.put(client_app)
-        self._together = int(getattr(client_app, "size", 1))
+        self._app_of_workers = ray.put(self.client_app)
+        self._together = int(getattr(self.client_app, "size", 1))
         try:
             ready = self._task(_ready).remote(self._app_of_workers)
             ray.get(ready, timeout=STARTS_WITHIN)
@@ -241,10 +237,7 @@ class RayGrid(InlineGrid):
         # One message may have killed the worker of its chunk, which must not affect the
         # other clients. So each is repeated separately.
         again, lost = self._run([[message] for message, _ in lost], until)
-        failed = [
-            Message(Error(CLIENT_APP_ERROR, reason), reply_to=message)
-            for message, reason in lost
-        ]
+        failed = [error_reply(reason, message) for message, reason in lost]
         by_id = {r.metadata.reply_to_message_id: r for r in [*replies, *again, *failed]}
         order = (message.metadata.message_id for message in messages)
         return [by_id[i] for i in order if i in by_id]

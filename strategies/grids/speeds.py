@@ -5,7 +5,7 @@ SRPFL, section 5 and appendix C. A grid delivers replies in the order of these t
 
 import heapq
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
 from pathlib import Path
@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from flwr.app import Message, MessageType
-from flwr.serverapp import Grid
 
 from flwr_frl.common.settings import (
     Checked,
@@ -130,6 +129,7 @@ def speed_model(settings: Settings, clients: int) -> SpeedModel | None:
     return None if model.speed_model == "none" else model
 
 
+@dataclass(eq=False, repr=False)
 class SimulatedArrivals(GridDecorator):
     """Deliver the replies of training in the order of a speed model's times.
 
@@ -151,16 +151,10 @@ class SimulatedArrivals(GridDecorator):
         Initial time of the clock.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        speeds: SpeedModel,
-        position_of: Callable[[int], int],
-        seconds: float = 0.0,
-    ) -> None:
-        super().__init__(grid)
-        self.speeds, self.position_of, self.seconds = speeds, position_of, seconds
-        self._closing: Closing | None = None
+    speeds: SpeedModel
+    position_of: Callable[[int], int]
+    seconds: float = 0.0
+    _closing: Closing | None = field(default=None, init=False)
 
     def wait_for(self, closing: Closing) -> None:
         """Close the next `send_and_receive` by a policy; by default at all replies."""
