@@ -21,7 +21,7 @@ from flwr_frl.common.settings import (
     unknown,
 )
 from flwr_frl.common.text import short_name
-from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.base import Strategy, inherits
 from flwr_frl.strategies.server.traits import Algorithm
 
 
@@ -83,7 +83,7 @@ def _uploads(strategy: Strategy, settings: Settings) -> UploadSettings | None:
         return None
     name, kind = "upload-compressor", type(strategy)
     averages = traits.uses_mean == "only" and not traits.replies_are_changes
-    averages = averages and kind.per_client is Strategy.per_client
+    averages = averages and inherits(kind, "per_client")
     allowed = f"none for {kind.__name__}: only methods that average models allow it"
     require(averages, name, uploads.operator, allowed)
     secure = settings.get("secure-aggregation", False)

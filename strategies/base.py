@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from logging import INFO, WARNING
 from typing import Any, ClassVar, cast
@@ -34,7 +34,6 @@ from flwr_frl.common.arrays import (
 from flwr_frl.common.command_line import shorten_errors
 from flwr_frl.common.compression import UploadSettings
 from flwr_frl.common.settings import SettingsError, require, require_all_of_noise
-from flwr_frl.common.text import several
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server import aggregation as rules
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of
@@ -143,11 +142,14 @@ class Strategy(Algorithm, uses_mean="only"):
     ) -> None:
         # Also in ServerApps of other apps.
         shorten_errors()
-        self._set_settings(arguments)
-        settings = self.settings
+        settings = self.settings = self._settings_type(**arguments)
+        common = fields(StrategySettings)
+        own = [each.name for each in fields(settings) if each not in common]
+        # Settings of an algorithm are attributes, too.
+        vars(self).update({name: getattr(settings, name) for name in own})
         noise, clip = settings.server_dp_noise, settings.server_dp_clip
         # The private mean has equal weights.
-        valid = not noise or type(self).weights is Strategy.weights
+        valid = not noise or inherits(type(self), "weights")
         require(valid, "server-dp-noise", noise, "0: the algorithm weights clients")
         check_settings(settings, self._traits, type(self).__name__)
         for name, only in self._only:
@@ -158,10 +160,9 @@ class Strategy(Algorithm, uses_mean="only"):
         self.state: dict[str, Any] = {}
         self._personal = (personal,) if isinstance(personal, str) else tuple(personal)
         averages = self._traits.uses_mean == "only" and not noise
-        own_arrays = type(self).per_client is not Strategy.per_client
         allowed = "() with noise, or if the algorithm keeps arrays of clients itself"
-        valid = not self._personal or (averages and not own_arrays)
-        require(valid, "personal", personal, allowed)
+        valid = averages and inherits(type(self), "per_client")
+        require(valid or not self._personal, "personal", personal, allowed)
         self._has_warned = False
         trained = settings.fraction_train, settings.min_train_nodes, settings.seed
         tested = settings.fraction_evaluate, min_evaluate_nodes, settings.seed
@@ -208,7 +209,7 @@ class Strategy(Algorithm, uses_mean="only"):
         round : Round
             The round, with at least one valid reply.
         """
-        return {**round.mean(), **round.kept}
+        return {**round.arrays, **round.mean()}
 
     def weights(self, replies: list[Reply]) -> list[float]:
         """Return the weights of checked replies: 1, or numbers of examples.
@@ -346,7 +347,7 @@ class Strategy(Algorithm, uses_mean="only"):
             if self._expected_clients() <= here or left <= 0:
                 return nodes
             text = "waiting for clients: of the nodes that are here none takes part: %s"
-            log(INFO, text, several(sorted(map(clients.label_of, clients.here))))
+            log(INFO, text, clients.several(clients.here))
             time.sleep(min(left, NOBODY_INTERVAL))
 
     # Clients of other apps.
@@ -388,8 +389,8 @@ class Strategy(Algorithm, uses_mean="only"):
             self._run.round = round
         if busy := clients.busy.intersection(nodes):
             nodes = [node for node in nodes if node not in busy]
-            names = several(sorted(map(clients.label_of, busy)))
-            log(INFO, "not asked, as answers are still to come: %s", names)
+            text = "not asked, as answers are still to come: %s"
+            log(INFO, text, clients.several(busy))
         round.asked = dict.fromkeys(nodes, round.number)
         if round.kind == MessageType.TRAIN:
             round.like = {keys.ARRAYS: round.record}
@@ -487,7 +488,8 @@ class Strategy(Algorithm, uses_mean="only"):
         arrays = self._aggregated(round) if round.replies else None
         if arrays is not None:
             for reply in round.replies if self._personal else ():
-                self.state.setdefault(PERSONAL, {})[reply.client] = reply.personal()
+                own = {n: reply.decoded[keys.ARRAYS][n].copy() for n in round.personal}
+                self.state.setdefault(PERSONAL, {})[reply.client] = own
             metrics |= self.metrics(round)
             made_in = {reply.client: round.asked[reply.node] for reply in round.replies}
             run.clients.acknowledge(made_in, round.number)
@@ -501,14 +503,13 @@ class Strategy(Algorithm, uses_mean="only"):
     @cached_property
     def _averages_on_arrival(self) -> bool:
         """True if the replies' arrays are needed for the plain mean only."""
-        kind, settings = type(self), self.settings
-        hooks = "aggregate_evaluate aggregate_train metrics per_client weights"
+        hooks = "aggregate_evaluate", "aggregate_train", "metrics", "per_client"
         return (
             self._traits.uses_mean == "only"
             # Overrides receive the replies, and arrays that a client alone receives are
             # read from them.
-            and all(getattr(kind, n) is getattr(Strategy, n) for n in hooks.split())
-            and settings.aggregation == "mean"
+            and inherits(type(self), *hooks, "weights")
+            and self.settings.aggregation == "mean"
             and not (self._run.privacy or self._personal)
             # Other participations may combine replies of several rounds.
             and type(self._run.participation) is Participation
@@ -586,7 +587,7 @@ class Strategy(Algorithm, uses_mean="only"):
         nodes, clients = self._connected_nodes(grid), self._run.clients
         if busy := clients.busy_nodes():
             # The earlier metrics of busy clients count, if they are sampled.
-            nodes = sorted({*nodes, *busy}, key=lambda n: (clients.name_of(n), n))
+            nodes = clients.in_order({*nodes, *busy})
         nodes = self._run.evaluation.sampling.sample(server_round, nodes)
         kind = MessageType.EVALUATE
         round = Round(self, server_round, arrays, config, nodes, kind)
@@ -626,15 +627,21 @@ class Strategy(Algorithm, uses_mean="only"):
             log(INFO, "\t└──> Kept on the server for each client: %s", names)
 
 
-def stored(key: str) -> Any:
-    """Return an attribute that is an entry of a strategy's ``state``, first a dict.
+def stored(key: str, kind: type = dict) -> Any:
+    """Return an attribute that is an entry of a strategy's ``state``, first empty.
 
-    ``models: dict[str, Arrays] = stored("models")`` in the class declares it.
+    ``models: dict[str, Arrays] = stored("models")`` in the class declares it. Its first
+    value is that of ``kind()``.
     """
     return property(
-        lambda strategy: strategy.state.setdefault(key, {}),
+        lambda strategy: strategy.state.setdefault(key, kind()),
         lambda strategy, value: strategy.state.update({key: value}),
     )
+
+
+def inherits(kind: type, *names: str) -> bool:
+    """Return whether a class has these methods as `Strategy` defines them."""
+    return all(getattr(kind, n, None) is getattr(Strategy, n) for n in names)
 
 
 def as_arrays(result: Any, sent: Arrays, name: str) -> Arrays:

@@ -6,7 +6,7 @@ import numpy.typing as npt
 from flwr_frl.common.messages import BATCH_NORM
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Arrays, Reply, Round, Strategy, stored
-from flwr_frl.strategies.server.aggregation import inner_products
+from flwr_frl.strategies.server.aggregation import cosines, inner_products
 from flwr_frl.strategies.server.replies import Floats
 
 # The cluster of all clients. The two halves of a cluster have its name and 0 or 1.
@@ -107,7 +107,8 @@ class CFL(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
         stationary = of_mean < self.cfl_eps1 and largest > self.cfl_eps2
         if not stationary or len(replies) == 1:
             return []
-        similarities = cosines([reply.read() for reply in replies], theta)
+        models = [parameters(reply.read()) for reply in replies]
+        similarities = cosines(models, parameters(theta))
         parts = bipartition(similarities)
         across = similarities[np.ix_(parts == 0, parts == 1)].max()
         if np.sqrt(max(1 - across, 0) / 2) <= self.cfl_gamma:
@@ -132,7 +133,8 @@ class CFL(Strategy, client="flwr_frl.clients.fedavg:FedAvgClient"):
         # All clients of the split's round may have been removed from the checkpoint.
         for reply in replies if known else ():
             models = [reply.read(), *(model for _, model in known)]
-            nearest = int(cosines(models, theta)[0, 1:].argmax())
+            similarities = cosines([*map(parameters, models)], parameters(theta))
+            nearest = int(similarities[0, 1:].argmax())
             self.members[reply.client] = known[nearest][0]
 
     def metrics(self, round: Round) -> dict[str, float]:
@@ -149,13 +151,6 @@ def parameters(model: Arrays) -> Arrays:
 def update_norm(model: Arrays, theta: Arrays) -> float:
     """Return the norm of a model's update, that is of its change from θ."""
     return float(np.sqrt(inner_products([parameters(model)], parameters(theta))[0, 0]))
-
-
-def cosines(models: list[Arrays], theta: Arrays) -> Floats:
-    """Return the cosines of the models' updates, of shape (n, n); 0 without change."""
-    products = inner_products([*map(parameters, models)], parameters(theta))
-    norms = np.sqrt(np.maximum(products.diagonal(), np.finfo(float).tiny))
-    return np.asarray(products / np.outer(norms, norms))
 
 
 def bipartition(similarities: Floats) -> npt.NDArray[np.int64]:

@@ -6,7 +6,7 @@ import numpy as np
 
 from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Arrays, Round, Strategy, stored
-from flwr_frl.strategies.server.aggregation import inner_products
+from flwr_frl.strategies.server.aggregation import cosines
 from flwr_frl.strategies.server.replies import mean
 
 # Distinguishes the assignments of models from other draws of the same seed.
@@ -94,10 +94,8 @@ class FedCross(
         if self.fedcross_partner == "in-order":
             return [(k + 1 + turn % max(count - 1, 1)) % count for k in range(count)]
         zeros = {name: np.zeros_like(array) for name, array in models[0].items()}
-        products = inner_products(models, zeros)
-        lengths = np.sqrt(np.maximum(products.diagonal(), np.finfo(float).tiny))
-        cosines = products / np.outer(lengths, lengths)
+        similarities = cosines(models, zeros)
         if self.fedcross_partner == "highest":
-            cosines = -cosines
-        np.fill_diagonal(cosines, np.inf)
-        return [int(j) for j in cosines.argmin(1)]
+            similarities = -similarities
+        np.fill_diagonal(similarities, np.inf)
+        return [int(j) for j in similarities.argmin(1)]

@@ -47,7 +47,7 @@ class FedDyn(ClientStateMean, client="flwr_frl.clients.feddyn:FedDynClient"):
         self, round: Round, changes: Arrays, lost: bool
     ) -> tuple[Arrays, dict[str, Any]]:
         """Move h by the clients' changes θ_k − θ, and θ by their mean and h."""
-        m, totals, new = len(self.state["seen"]), dict[str, Floats](), Arrays()
+        m, totals, new = len(self.seen), dict[str, Floats](), Arrays()
         for name, change in changes.items():
             old, moved = round.arrays[name], change.astype(np.float64)
             total = self.gradients.get(name, np.zeros(old.shape))

@@ -1,14 +1,13 @@
 """Representation transfer (Singh, UCLA 2024, ch. 5) from sources to targets."""
 
 from collections.abc import Iterable
-from typing import Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
 from flwr_frl.common.settings import require, setting
-from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.base import Strategy, stored
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT
 from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Round
@@ -54,14 +53,8 @@ class RepresentationTransfer(
     _only = (("fraction_evaluate", 1.0),)
     _because = "all targets are tested"
 
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        self.state["built"] = False
-
-    @property
-    def built(self) -> bool:
-        """True once the shared arrays are the combined representations."""
-        return bool(self.state["built"])
+    # True once the shared arrays are the combined representations
+    built: bool = stored("built", bool)
 
     def _check_clients(self, num_clients: int) -> None:
         """Raise `SettingsError` unless there are both sources and targets.
@@ -111,7 +104,7 @@ class RepresentationTransfer(
         if self.built:
             return round.arrays
         combined = self.combine([reply.read() for reply in round.replies])
-        self.state["built"] = combined is not None
+        self.built = combined is not None
         return combined
 
     def combine(self, sources: list[Arrays]) -> Arrays | None:

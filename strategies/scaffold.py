@@ -32,7 +32,7 @@ class SCAFFOLD(ClientStateMean, client="flwr_frl.clients.scaffold:SCAFFOLDClient
         self, round: Round, changes: Arrays, lost: bool
     ) -> tuple[Arrays, dict[str, Any]]:
         """Add the mean changes Δy_i and Δc_i to x and c."""
-        total, new = len(self.state["seen"]), {}
+        total, new = len(self.seen), {}
         # N when c was last computed. Clients without a c_i so far count with 0.
         before = self.state.get("total", total)
         for name, change in changes.items():

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common.settings import Setting, Settings, declared, require, setting
 from flwr_frl.strategies.algorithms import strategy_class
-from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.base import Strategy, inherits
 from flwr_frl.strategies.grids.inbox import Closing
 from flwr_frl.strategies.grids.speeds import SpeedModel, Times, speed_model
 from flwr_frl.strategies.server.round import Round
@@ -229,10 +229,7 @@ class SRPFL(Wrapping):
     @classmethod
     def allowed_base(cls, strategy: type[Algorithm]) -> str:
         """Return "" if a strategy samples clients that train at once."""
-        samples = all(
-            getattr(strategy, name, None) is getattr(Strategy, name)
-            for name in ("configure_train", "sample", "_adapt_grid")
-        )
+        samples = inherits(strategy, "configure_train", "sample", "_adapt_grid")
         return "" if samples else "an algorithm whose sampled clients train at once"
 
     @classmethod

@@ -212,6 +212,13 @@ def inner_products(replies: Sequence[Arrays], sent: Sent) -> Floats:
     return sum((flat @ flat.T for flat in changes(replies, sent)), zeros)
 
 
+def cosines(replies: Sequence[Arrays], sent: Sent) -> Floats:
+    """Return the cosines of the replies' changes, of shape (n, n); 0 without change."""
+    products = inner_products(replies, sent)
+    norms = np.sqrt(np.maximum(products.diagonal(), np.finfo(float).tiny))
+    return np.asarray(products / np.outer(norms, norms))
+
+
 def assumed_byzantine(n: int, share: float) -> int:
     """Return the assumed number of Byzantine replies: ⌈share · n⌉, below n/2."""
     return min(int(np.ceil(share * n - 1e-9)), (n - 1) // 2)

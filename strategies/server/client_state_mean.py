@@ -10,8 +10,8 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common.arrays import is_finite
 from flwr_frl.common.messages import IN_MEAN
-from flwr_frl.strategies.base import Strategy
-from flwr_frl.strategies.server.replies import Arrays, rounded_to
+from flwr_frl.strategies.base import Strategy, stored
+from flwr_frl.strategies.server.replies import Arrays
 from flwr_frl.strategies.server.round import Round
 
 
@@ -30,18 +30,16 @@ class ClientStateMean(Strategy, replies_are_changes=True, uses_mean="only"):
     _only = ("weighting", "uniform"), ("aggregation", "mean"), ("server_dp_noise", 0)
     _because = "the mean is that of what all clients keep"
 
-    def __init__(self, **base: Any) -> None:
-        super().__init__(**base)
-        # Names of the clients whose state is in the mean.
-        self.in_mean: dict[str, bool] = self.state.setdefault("in_mean", {})
-        # Names of all clients seen so far.
-        self.state["seen"] = []
+    # Names of the clients whose state is in the mean.
+    in_mean: dict[str, bool] = stored("in_mean")
+    # Names of all clients seen so far.
+    seen: list[str] = stored("seen", list)
 
     def _identify(self, grid: Grid) -> list[int]:
         """Return the nodes that can take part; their clients count as seen."""
         nodes = super()._identify(grid)
         names = {self._run.clients.known[node].name for node in nodes}
-        self.state["seen"] = sorted(names.union(self.state["seen"]))
+        self.seen = sorted(names.union(self.seen))
         return nodes
 
     def lost(self, round: Round) -> str:
@@ -68,10 +66,6 @@ class ClientStateMean(Strategy, replies_are_changes=True, uses_mean="only"):
         """Move the arrays by the mean change; keep them if they would not be finite."""
         lost = self.lost(round)
         new, state = self.moved(round, round.mean(), bool(lost))
-        new = {
-            name: rounded_to(round.arrays[name].dtype, np.asarray(array, np.float64))
-            for name, array in new.items()
-        }
         if not is_finite(*new.values()):
             return None
         self.state |= state

@@ -11,12 +11,13 @@ from logging import INFO, WARNING
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import values_of
+from flwr_frl.common.sealed import digest
 from flwr_frl.common.settings import SettingsError, version
 from flwr_frl.common.text import one_line, several
 from flwr_frl.strategies.server.replies import (
@@ -180,9 +181,8 @@ class Clients:
         while len(nodes := sorted(grid.get_node_ids())) < awaited:
             if len(nodes) != logged:
                 logged = len(nodes)
-                names = several([self.label_of(node) for node in nodes])
                 text = "waiting for clients: %d of %d nodes are here: %s"
-                log(INFO, text, logged, awaited, names)
+                log(INFO, text, logged, awaited, self.several(nodes))
             time.sleep(POLL_INTERVAL)
         former, taking_part = self._last
         if nodes != former:
@@ -240,11 +240,11 @@ class Clients:
         none = frozenset(n for n in trained if number[n] == 0 and any_has)
         if new := none - self.untrained:
             text = "without training examples: %s; they are tested, but do not train"
-            log(WARNING, text, several(sorted(map(self.label_of, new))))
+            log(WARNING, text, self.several(new))
         self.untrained = none
         rows = self._rows.items()
         self.foreign = {n for n, row in rows if keys.STRUCTURE not in row.properties}
-        return self._by_name(trained)
+        return self.in_order(trained)
 
     def _ask(self, nodes: list[int], grid: Grid) -> None:
         """Ask nodes for their properties, and store or refuse their clients."""
@@ -345,28 +345,28 @@ class Clients:
         """Return the name of a node's client in files and logs."""
         return self.label(self.name_of(node))
 
-    @property
-    def refused(self) -> dict[int, ClientInfo]:
-        """Rows of the nodes that cannot take part."""
-        return {node: row for node, row in self._rows.items() if row.refusal}
+    def several(self, nodes: Iterable[int]) -> str:
+        """Return the names of nodes' clients as part of a line in the log."""
+        return several(sorted(map(self.label_of, nodes)))
 
     def by_name(self) -> dict[str, tuple[int, ClientInfo]]:
         """Return each client's node, a connected one if there is any, and its row."""
         nodes = sorted(self._rows, key=self.connected.__contains__)
         return {self._rows[node].name: (node, self._rows[node]) for node in nodes}
 
-    def _by_name(self, nodes: Iterable[int]) -> list[int]:
+    def in_order(self, nodes: Iterable[int]) -> list[int]:
+        """Return nodes in the order of their clients' names."""
         return sorted(nodes, key=lambda node: (self.name_of(node), node))
 
     def newcomers(self) -> list[int]:
         """Return the nodes that join after the training, ordered by their names."""
-        return self._by_name(n for n, c in self.known.items() if c.is_newcomer)
+        return self.in_order(n for n, c in self.known.items() if c.is_newcomer)
 
     def busy_nodes(self) -> list[int]:
         """Return the participants that still owe a reply, ordered by their names."""
         rows = {node: self.known[node] for node in self.busy & self.known.keys()}
         left_out = {n for n, row in rows.items() if row.refusal or row.is_newcomer}
-        return self._by_name(rows.keys() - left_out)
+        return self.in_order(rows.keys() - left_out)
 
     def declared(self, node: int, name: str) -> float:
         """Return a number that a node's client declared at first; inf for none."""
@@ -391,8 +391,7 @@ class Clients:
         """
         kind = f"{MessageType.QUERY}.{action}"
         timeout = self.round_timeout if action == keys.STATISTICS else QUERY_TIMEOUT
-        names = several([self.label_of(node) for node in nodes])
-        log(INFO, "waiting for %s to send their %s", names, action)
+        log(INFO, "waiting for %s to send their %s", self.several(nodes), action)
         config = {keys.COLUMNS: self.columns}
         messages = [self._query(node, config, kind) for node in nodes]
         if received:
@@ -411,7 +410,7 @@ class Clients:
                 self.failure = "client {}: {}".format(*about)
                 log(WARNING, "client %s sent no arrays: %s", *about)
         if silent:
-            names = several(sorted(map(self.label_of, silent)))
+            names = self.several(silent)
             self.failure = f"no answer of {names}"
             log(WARNING, "no %s of %s", action, names)
         return sorted(answers, key=lambda answer: answer[0])
@@ -429,7 +428,7 @@ class Clients:
         if not answers:
             raise self.nothing_sent(keys.INITIAL_ARRAYS)
         contents = [
-            tuple((n, a.dtype, tuple(a.shape), _digest(a)) for n, a in record.items())
+            digest({name: values_of(array) for name, array in record.items()}, {})
             for _, record in answers
         ]
         agreed = Counter(contents).most_common(1)[0][0]
@@ -555,8 +554,3 @@ def difference(its: Mapping[str, Any], usual: Mapping[str, Any]) -> str:
     values = f" ({its.get(name)} instead of {usual.get(name)})"
     shown = values if name in (*keys.INPUTS, keys.NUM_CLASSES) else ""
     return f"its model differs from that of most clients: {COMPARED[name]}{shown}"
-
-
-def _digest(array: Array) -> bytes:
-    """Return a digest of an array's values, which need not be serialised for it."""
-    return hashlib.sha256(np.ascontiguousarray(values_of(array)).data).digest()

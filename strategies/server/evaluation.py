@@ -191,6 +191,6 @@ def let_join(
     asked = strategy._open_round(round, grid)
     round.close(grid.send_and_receive(asked, timeout=timeout))
     if silent := round.asked.keys() - {reply.node for reply in round.replies}:
-        names = several(sorted(map(strategy._run.clients.label_of, silent)))
-        log(WARNING, "new clients without a valid reply are left out: %s", names)
+        text = "new clients without a valid reply are left out: %s"
+        log(WARNING, text, strategy._run.clients.several(silent))
     return {reply.client: reply.metrics for reply in round.replies}

@@ -246,14 +246,10 @@ class Loop:
         # With simulated speeds, the grid has a clock.
         if hasattr(self._grid, "seconds"):
             row["seconds-simulated"] = self._grid.seconds
-        if run.round.rejections:
-            rejected = [clients.label(name) for name, _ in run.round.rejections]
-            row["rejected-clients"] = rejected
+        rejected = [clients.label(name) for name, _ in run.round.rejections]
         silent = [clients.label(name) for name in run.round.silent if waits]
-        if silent:
-            row["unanswered-clients"] = silent
-        if paused := getattr(self._grid, "silent", []):
-            row["silent-clients"] = list(paused)
+        lists = rejected, silent, getattr(self._grid, "silent", [])
+        row |= {n: names for n, names in zip(LISTS, lists, strict=True) if names}
         tested = {}
         for reply in run.evaluation.replies if metrics.get("evaluated") else ():
             values = {n: v for n, v in reply.metrics.items() if n != NUM_EXAMPLES}
@@ -266,8 +262,8 @@ class Loop:
                 problems = dict([*each.rejections, *((n, "no reply") for n in missing)])
                 rows = clients.by_name() if problems else {}
                 for name in problems.keys() & rows:
-                    why = f"{when} {server_round}: {problems[name]}"
-                    rows[name][1].problem = why
+                    _, client = rows[name]
+                    client.problem = f"{when} {server_round}: {problems[name]}"
         joined, left = self._update_connected()
         number = int(row.get("clients", 0))
         counted = f"{number} client{'s' * (number != 1)}"

@@ -206,11 +206,6 @@ class Reply:
             arrays = {n: a for n, a in arrays.items() if n not in names}
         return run.participation.rebased(self.node, arrays)
 
-    def personal(self) -> Arrays:
-        """Return copies of the arrays that the server keeps for this client."""
-        arrays, names = self.decoded[keys.ARRAYS], self._strategy._run.round.personal
-        return {name: arrays[name].copy() for name in names}
-
     def read(self) -> Arrays:
         """Return its arrays without copying them, for reading only."""
         return {**self.shared(), **self.decoded.get(keys.HEAD, {})}
@@ -261,8 +256,6 @@ class Round:
     expected : dict of str to ndarray or None
         Arrays whose names, shapes and dtypes replies must have, by default those of
         ``arrays``; `Strategy.begin` may set it.
-    kept : dict of str to ndarray
-        Shared arrays that clients do not return; `keep` sets it.
     returns_own : bool
         True if clients also return the arrays that they alone receive; `Strategy.begin`
         may set it.
@@ -296,7 +289,6 @@ class Round:
     nodes: Sequence[int] = ()
     kind: str = MessageType.TRAIN
     expected: Arrays | None = None
-    kept: Arrays = field(default_factory=dict)
     returns_own: bool = True
     replies: list[Reply] = field(default_factory=list)
     like: dict[str, ArrayRecord] = field(default_factory=dict)
@@ -343,7 +335,6 @@ class Round:
     def keep(self, *names: str) -> None:
         """Require shared arrays that clients receive, but do not return."""
         self.need(*names)
-        self.kept = {name: self.arrays[name] for name in names}
         self.expected = {n: a for n, a in self.arrays.items() if n not in names}
 
     def stack(self, name: str) -> npt.NDArray[Any]:
@@ -381,14 +372,11 @@ class Round:
         NoMeanError
             If all weights are 0. Without a handler, the old arrays stay.
         """
-        mean: Arrays | None
         if replies is not None:
             valid = self._strategy._traits.uses_mean != "only"
             allowed = 'all of them, as uses_mean="only" promises'
             require(valid, "the replies of round.mean", replies, allowed)
-            mean = self._combined(replies)
-        else:
-            mean = self._mean
+        mean = self._mean if replies is None else self._combined(replies)
         if mean is None:
             raise NoMeanError("all weights of the replies are 0")
         if self._strategy._personal:
@@ -536,7 +524,7 @@ class Round:
         must come in the order of names.
         """
         clients = self._strategy._run.clients
-        order = sorted(self.asked, key=lambda node: (clients.name_of(node), node))
+        order = clients.in_order(self.asked)
         valid: dict[int, Reply] = {}
         came = set[int]()
         for message in messages:

@@ -14,14 +14,14 @@ from logging import INFO, WARNING
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord, RecordDict
+from flwr.app import ConfigRecord, Message, MessageType, MetricRecord, RecordDict
 from flwr.common import log
-from flwr.serverapp import Grid
 from safetensors import SafetensorError
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
     entries_of,
+    error_reply,
     memory_record,
     message_like,
     reply_with,
@@ -34,7 +34,7 @@ from flwr_frl.common.secure.fixed_point import Plan
 from flwr_frl.common.secure.messages import SECURE
 from flwr_frl.common.secure.protocol import FEWEST, Coordinator, RefusedError, demand
 from flwr_frl.common.settings import Checked, Settings, build, require, setting
-from flwr_frl.strategies.base import Strategy
+from flwr_frl.strategies.base import Strategy, inherits
 from flwr_frl.strategies.grids.inbox import Closing, GridDecorator
 from flwr_frl.strategies.server.replies import (
     InvalidReplyError,
@@ -45,8 +45,6 @@ from flwr_frl.strategies.server.replies import (
 
 # Texts that are sent to nodes, or by them, about other nodes.
 ByNode = dict[int, dict[int, bytes]]
-# Code of an error reply, as of Flower's for an app that has failed.
-FAILED = 2
 # When the steps must have ended, as fractions of the timeout of a round.
 ENDS = {steps.KEYS: 0.15, steps.SHARES: 0.3, steps.MASKED: 0.85, steps.UNMASK: 1.0}
 # File with the last mean, for runs that are killed before they have used it.
@@ -96,8 +94,7 @@ class SecureSettings(Checked):
 
 def needs_only_mean(kind: type[Strategy]) -> bool:
     """Return whether a strategy's server uses nothing but the mean of the replies."""
-    hooks = "aggregate_train", "per_client", "weights"
-    plain = all(getattr(kind, name) is getattr(Strategy, name) for name in hooks)
+    plain = inherits(kind, "aggregate_train", "per_client", "weights")
     return plain and kind._traits.uses_mean == "only"
 
 
@@ -139,6 +136,7 @@ def check_secure(strategy: Strategy, settings: Settings, num_clients: int) -> No
     require(replies >= least, "secure-aggregation", True, f"{allowed} needs {least}")
 
 
+@dataclass(eq=False, repr=False)
 class SecureGrid(GridDecorator):
     """Turn each training message into the four steps of secure aggregation.
 
@@ -161,22 +159,20 @@ class SecureGrid(GridDecorator):
         Nodes that have sent wrong shares. They are not asked any more.
     """
 
-    def __init__(
-        self,
-        grid: Grid,
-        strategy: Strategy,
-        settings: SecureSettings,
-        folder: Path,
-        resumed: Path | None = None,
-    ) -> None:
-        super().__init__(grid)
-        self.strategy, self.settings, self.folder = strategy, settings, folder
-        if strategy._run.privacy:
-            strategy._run.privacy.by_clients = True
+    strategy: Strategy
+    settings: SecureSettings
+    folder: Path
+    resumed: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Read the mean of a resumed run; warn if another run was in the folder."""
+        folder, resumed = self.folder, self.resumed
+        if self.strategy._run.privacy:
+            self.strategy._run.privacy.by_clients = True
         # The closing is that of the step in which clients train.
         self.left_out, self.closing = set[int](), Closing()
         self.stored: tuple[dict[str, str], Arrays] = {}, {}
-        if hasattr(grid, "wait_for"):
+        if hasattr(self.grid, "wait_for"):
             self.wait_for = partial(setattr, self, "closing")
         if resumed and (path := resumed / FILE).is_file():
             try:
@@ -211,7 +207,7 @@ class SecureGrid(GridDecorator):
             log(WARNING, "the round has no secure mean: %s", error)
             self.left_out |= round.sums.blamed
             reason = f"there is no secure mean: {error}"
-            others = {m.metadata.dst_node_id: failed(m, reason) for m in messages}
+            others = {m.metadata.dst_node_id: error_reply(reason, m) for m in messages}
             return [*(others | round.failures).values()]
         replies = self.replies(messages, trained, arrays)
         self.strategy._run.round.bytes_up -= sum(size_of(r.content) for r in replies)
@@ -255,10 +251,9 @@ class SecureRound:
         self.strategy, self.about = secure.strategy, steps.digest(messages[0].content)
         self.began, self.timeout = time.monotonic(), timeout or math.inf
         self.messages = {m.metadata.dst_node_id: m for m in messages}
-        self.failures = {
-            node: failed(self.messages[node], "is left out: it has sent wrong shares")
-            for node in secure.left_out & self.messages.keys()
-        }
+        left_out = secure.left_out & self.messages.keys()
+        reason = "is left out: it has sent wrong shares"
+        self.failures = {n: error_reply(reason, self.messages[n]) for n in left_out}
         self.nodes = [node for node in self.messages if node not in self.failures]
         self.before: steps.Arrays = self.strategy._run.round.centre()
         self.values: dict[str, tuple[Any, Any]] = {}
@@ -329,7 +324,7 @@ class SecureRound:
             texts[node] = steps.texts_in(record, step, self.sums.session)
             return step != steps.MASKED or self.add(node, reply)
         except (InvalidReplyError, RefusedError) as error:
-            self.failures[node] = failed(self.messages[node], str(error))
+            self.failures[node] = error_reply(str(error), self.messages[node])
             return False
 
     def add(self, node: int, reply: Message) -> bool:
@@ -343,8 +338,3 @@ class SecureRound:
             name = self.strategy._run.clients.name_of(node)
             self.values[name] = dict(metrics), dict(reply_properties(reply))
         return counts
-
-
-def failed(message: Message, reason: str) -> Message:
-    """Return an error reply to a message."""
-    return Message(Error(FAILED, reason), reply_to=message)

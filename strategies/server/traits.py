@@ -6,8 +6,7 @@ A subclass declares its traits in its class statement::
 """
 
 import inspect
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
@@ -194,7 +193,6 @@ class Algorithm(FlowerStrategy):
 
     _traits: ClassVar[StrategyTraits] = StrategyTraits()
     _settings_type: ClassVar[type[Any]] = Checked
-    settings: Any
 
     def __init_subclass__(cls, **traits: Any) -> None:
         """Derive the subclass's traits from the inherited ones.
@@ -218,13 +216,6 @@ class Algorithm(FlowerStrategy):
         if overrides and cls._traits.uses_mean == "only":
             traits = {"uses_mean": "also", **traits}
         cls._traits = with_traits(cls._traits, traits)
-
-    def _set_settings(self, values: Mapping[str, Any]) -> None:
-        """Validate settings, and make those of the algorithm attributes."""
-        self.settings = self._settings_type(**values)
-        common = fields(StrategySettings)
-        own = [each.name for each in fields(self.settings) if each not in common]
-        vars(self).update({name: getattr(self.settings, name) for name in own})
 
     @classmethod
     def _build(cls, settings: Settings, *positional: Any, **others: Any) -> Any:

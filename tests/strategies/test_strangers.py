@@ -143,7 +143,7 @@ def test_client_without_query_handler_is_named_by_its_node(caplog):
         node: str(node) for node in range(1, N + 1)
     }
     assert strategy._run.clients.acknowledged == {str(n): 1 for n in range(1, N + 1)}
-    assert strategy._run.clients.refused == {}
+    assert not any(client.refusal for client in connected.values())
     assert strategy._run.evaluation.metrics["4"]["num-examples"] == 4
 
 

@@ -185,7 +185,7 @@ def test_node_with_a_taken_name_is_refused_until_the_other_leaves(caplog):
     del grid.contexts[2]
     assert [1, 3] in [strategy._identify(grid) for _ in range(4)]
     assert strategy._run.clients.name_of(3) == "same"
-    assert strategy._run.clients.refused == {}
+    assert not strategy._run.clients.known[3].refusal
 
 
 def test_minority_with_another_model_is_refused():
@@ -196,7 +196,8 @@ def test_minority_with_another_model_is_refused():
     # Clients 1, 2 and 4 add 2, 3 and 5.
     assert arrays["b"].numpy().tolist() == [np.float32(10 / 3)] * 4
     assert metrics["clients"] == 3
-    assert sorted(strategy._run.clients.refused) == [1, 4]
+    rows = strategy._run.clients._rows
+    assert [node for node in sorted(rows) if rows[node].refusal] == [1, 4]
 
 
 def test_run_without_any_reply_fails():
