@@ -78,12 +78,11 @@ def build_strategy(settings: Settings) -> Strategy:
 
 def _uploads(strategy: Strategy, settings: Settings) -> UploadSettings | None:
     """Return how clients compress; `SettingsError` if the strategy cannot decode it."""
-    uploads, traits = build(UploadSettings, settings), strategy._traits
+    uploads = build(UploadSettings, settings)
     if uploads.upload_compressor == NONE:
         return None
     name, kind = "upload-compressor", type(strategy)
-    averages = traits.uses_mean == "only" and not traits.replies_are_changes
-    averages = averages and inherits(kind, "per_client")
+    averages = kind._traits.averages_models and inherits(kind, "per_client")
     allowed = f"none for {kind.__name__}: only methods that average models allow it"
     require(averages, name, uploads.operator, allowed)
     secure = settings.get("secure-aggregation", False)

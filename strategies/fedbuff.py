@@ -282,10 +282,8 @@ class AsynchronousRounds(Wrapping):
     @classmethod
     def allowed_base(cls, strategy: type[Algorithm]) -> str:
         """Return "" if a strategy can average changes of different versions."""
-        traits = strategy._traits
-        valid = traits.uses_mean == "only" and not traits.replies_are_changes
         needed = "an algorithm that averages and does not need all replies of a round"
-        return "" if valid else needed
+        return "" if strategy._traits.averages_models else needed
 
 
 class FedBuff(AsynchronousRounds):

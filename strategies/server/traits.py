@@ -77,6 +77,11 @@ class StrategyTraits:
         known = self.uses_mean in ("only", "also", "never")
         require(known, "uses_mean", self.uses_mean, "only, also or never")
 
+    @property
+    def averages_models(self) -> bool:
+        """True if replies are models, of which only the mean is used."""
+        return self.uses_mean == "only" and not self.replies_are_changes
+
 
 @dataclass(frozen=True)
 class StrategySettings(Checked):
@@ -175,8 +180,7 @@ def check_settings(
     allowed = f"uniform with aggregation={rule!r}, which gives each one vote"
     valid = settings.weighting == "uniform" or rule == "mean"
     require(valid, "weighting", settings.weighting, allowed)
-    steps = settings.server_optimizer
-    valid = traits.uses_mean == "only" and not traits.replies_are_changes
+    steps, valid = settings.server_optimizer, traits.averages_models
     allowed = f"none for {name}: only methods that average models allow it"
     require(valid or steps == "none", "server-optimizer", steps, allowed)
     if not noise:
