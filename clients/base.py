@@ -26,7 +26,6 @@ from flwr_frl.clients.device.groups import (
     array_names,
     check_groups,
     initial_arrays,
-    personal_arrays,
     to_arrays,
     under,
     zeros_like,
@@ -432,7 +431,9 @@ class Client(NumPyClient):
                 f"send; its sent groups, {', '.join(map(repr, self.sent))}, must be "
                 "parts of the model or be returned after the loss"
             )
-        personal = personal_arrays(self, self.personal)
+        kept = {**self.saved, **self.model.tensors}
+        mine = array_names(self, self.personal)
+        personal = to_arrays({name: kept[name] for name in mine})
         if self._upload:
             personal |= self._upload.compress(self, arrays)
         if personal:

@@ -10,7 +10,7 @@ import torch
 from flwr.common import NDArrays
 
 from flwr_frl.clients.base import Config, EvaluateResult, FitResult, TaskOf
-from flwr_frl.clients.device.groups import HEAD, WHOLE, personal_arrays, to_tensors
+from flwr_frl.clients.device.groups import HEAD, WHOLE, to_arrays, to_tensors
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.base import GraphClient, relayed
 from flwr_frl.clients.gossip.flat import FlatParameters
@@ -208,7 +208,7 @@ class MultiTaskClient(GraphClient):
         self._attachments["message"] = algorithm.send(state, self.compressor, stream)
         cost = self.cost(algorithm, state, noise)
         set_parameters(self.flat, self.output(algorithm, state))
-        arrays = {**personal_arrays(self, WHOLE), **state.arrays()}
+        arrays = {**to_arrays(self.model.tensors), **state.arrays()}
         self._state.save(arrays, int(config[SERVER_ROUND]))
         examples = len(self.task.train_examples(self._index))
         counts = {"refused": self.refused, "iterations": state.iteration}

@@ -180,16 +180,6 @@ class Received:
         return tensors
 
 
-def personal_arrays(client: "Client", groups: Groups) -> Arrays:
-    """Return the current arrays of personal groups."""
-    if not groups:
-        return {}
-    arrays = {**client.saved, **client.model.tensors}
-    return {
-        name: arrays[name].numpy(force=True) for name in array_names(client, groups)
-    }
-
-
 def check_groups(client: "Client", model: nn.Module) -> None:
     """Raise `SettingsError` if the groups of a class contradict each other.
 

@@ -17,7 +17,7 @@ from flwr_frl.clients.device.account import PrivateTraining
 from flwr_frl.clients.device.card import about_state
 from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.secure import Rules
-from flwr_frl.clients.device.state import PersonalState, state_directory
+from flwr_frl.clients.device.state import PersonalState, quoted, state_directory
 from flwr_frl.clients.device.upload import Upload
 from flwr_frl.common import messages as keys
 from flwr_frl.common.compression import NONE, UploadSettings
@@ -247,9 +247,14 @@ def personal_state(
     context: Context, setup: Setup, config: Mapping[str, Any]
 ) -> PersonalState:
     """Return a client's state; see `build_client`."""
-    run, experiment = str(config.get(keys.RUN, context.run_id)), setup.device.experiment
-    node, name, about = context.node_config, setup.name, dict[str, str]()
-    directory = state_directory(node, name, run, experiment, setup.states)
+    node, name = context.node_config, setup.name
+    run = str(config.get(keys.RUN, context.run_id))
+    directory, about = None, dict[str, str]()
+    if "state-dir" in node:
+        place, experiment = str(node["state-dir"]), setup.device.experiment
+        directory = state_directory(place, name, run, experiment)
+    elif setup.states and "partition-id" in node:
+        directory = setup.states / quoted(name)
     if directory is not None:
         task = built_task(setup.task, setup.num_clients, setup.columns)
         about = about_state(task, setup.partition, setup.kind)

@@ -22,12 +22,7 @@ from flwr_frl.common import files
 from flwr_frl.common.arrays import entries_of, fill, is_finite, memory_record, values_of
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.sealed import Arrays, seal, unseal
-from flwr_frl.common.settings import (
-    Settings,
-    TrainingDivergedError,
-    is_possible,
-    require,
-)
+from flwr_frl.common.settings import TrainingDivergedError, is_possible, require
 
 PREFIX = "personal-"
 # Number of other runs' versions, the newest ones, that a run does not delete.
@@ -143,35 +138,28 @@ def needed(
     return {latest[round_] for round_ in chosen}
 
 
-def state_directory(
-    node: Settings, client: str, run: str, experiment: str, states: Path | None = None
-) -> Path | None:
-    """Return the directory of a client's state; None if it is in memory only.
+def state_directory(state_dir: str, client: str, run: str, experiment: str) -> Path:
+    """Return the directory of a device's state.
 
     Parameters
     ----------
-    node : mapping
-        The node config; a device's may have ``state-dir``.
+    state_dir : str
+        ``state-dir`` of the node config.
     client : str
         Name of the client.
     run : str
         Name of the run.
     experiment : str
         Name of the experiment, whose runs share their states; may be empty.
-    states : Path, optional
-        Directory of the simulated clients' states.
     """
-    if "state-dir" in node:
-        state_dir = str(node["state-dir"])
-        allowed = "a folder that can be made"
-        require(is_possible(state_dir), "state-dir", state_dir, allowed)
-        root = Path(state_dir).expanduser()
-        # A run's name comes from a message or from a file.
-        directory = root / (quoted(experiment) or OF_A_RUN + quoted(run))
-        directory /= quoted(client)
-        files.refuse_links("state-dir", directory.parent, directory)
-        return directory
-    return states / quoted(client) if states and "partition-id" in node else None
+    allowed = "a folder that can be made"
+    require(is_possible(state_dir), "state-dir", state_dir, allowed)
+    root = Path(state_dir).expanduser()
+    # A run's name comes from a message or from a file.
+    directory = root / (quoted(experiment) or OF_A_RUN + quoted(run))
+    directory /= quoted(client)
+    files.refuse_links("state-dir", directory.parent, directory)
+    return directory
 
 
 def quoted(name: str) -> str:

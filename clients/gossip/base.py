@@ -26,12 +26,7 @@ from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.flat import SMALLEST_SKETCHED, FlatParameters, sketch
 from flwr_frl.clients.gossip.settings import CompressedGossipSettings, GossipSettings
 from flwr_frl.common import compression
-from flwr_frl.common.messages import (
-    ACKNOWLEDGED_ROUND,
-    EXCHANGED_ROUND,
-    MESSAGE,
-    SERVER_ROUND,
-)
+from flwr_frl.common import messages as keys
 from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.base import Task
 from flwr_frl.task.training.local_training import gradient
@@ -73,7 +68,7 @@ def exchanges(config: Config, last_round: int) -> list[Relayed]:
     by_round = defaultdict[int, list[tuple[str, float, bytes]]](list)
     for round_, message in zip(rounds, relayed(config), strict=True):
         by_round[round_].append(message)
-    last = int(config[EXCHANGED_ROUND])
+    last = int(config[keys.EXCHANGED_ROUND])
     return [by_round[round_] for round_ in range(last_round, last + 1)]
 
 
@@ -140,7 +135,7 @@ class GraphClient(Client):
         Saved runs are used without a server, and so without this round.
         """
         kept = self._state.round
-        acknowledged = int(config.get(ACKNOWLEDGED_ROUND, kept))
+        acknowledged = int(config.get(keys.ACKNOWLEDGED_ROUND, kept))
         if kept != acknowledged:
             text = f"the state is of round {kept}, not that of round {acknowledged}"
             raise LostStateError(text)
@@ -269,11 +264,11 @@ class Node(GraphClient):
         the metric ``refused``, the number of malformed messages received.
         """
         self.catch_up(parameters, config)
-        server_round = int(config[SERVER_ROUND])
+        server_round = int(config[keys.SERVER_ROUND])
         total, steps = self.iterate(server_round, self.gradients())
         loss = total.item() / max(1, steps)
         (data,), _ = self.messages(server_round, [torch.initial_seed()])
-        self._attachments[MESSAGE] = data
+        self._attachments[keys.MESSAGE] = data
         self.metrics["refused"] = self.refused
         return self._reply(loss)
 

@@ -26,12 +26,14 @@ from flwr_frl.clients.device.card import (
 from flwr_frl.clients.device.groups import (
     HEAD,
     Arrays,
+    array_names,
     initial_arrays,
-    personal_arrays,
+    to_arrays,
     under,
 )
 from flwr_frl.clients.device.state import (
     PersonalState,
+    quoted,
     read_checked,
     state_directory,
     usable,
@@ -237,7 +239,7 @@ class TrainedRun:
         return Predictor(copied, of_client(task, index, name))
 
     def saved_arrays(
-        self, client: str, directory: Path | None
+        self, client: str, directory: Path
     ) -> tuple[dict[str, str], Arrays | None]:
         """Return metadata and arrays of a client's newest acknowledged state file.
 
@@ -347,17 +349,17 @@ class TrainedRun:
         client._receive([arrays[n] for n in shared], {})
         return client
 
-    def directory_of(self, client: str, state_dir: str) -> Path | None:
+    def directory_of(self, client: str, state_dir: str) -> Path:
         """Return the folder with a client's personal state.
 
         ``state_dir`` is that of a device; for simulated clients it is empty.
         """
-        node: Settings = {"state-dir": state_dir} if state_dir else {"partition-id": 0}
-        run, experiment = self.values.run, str(self.settings["experiment"])
-        states = self.path.parent / "clients"
-        return state_directory(node, client, run, experiment, states)
+        if not state_dir:
+            return self.path.parent / "clients" / quoted(client)
+        experiment = str(self.settings["experiment"])
+        return state_directory(state_dir, client, self.values.run, experiment)
 
-    def prepare(self, client: Client, name: str, directory: Path | None) -> None:
+    def prepare(self, client: Client, name: str, directory: Path) -> None:
         """Set up a client's privacy and random state as in the last evaluation."""
         privacy = build(ExamplePrivacy, self.settings)
         if privacy.dp_noise:
@@ -444,8 +446,7 @@ def personalize(
     task, index = run.task(client_name)
     task.check(index)
     directory = run.directory_of(client_name, str(state_dir))
-    if directory is not None:
-        refuse_links("checkpoint", directory.parent, directory)
+    refuse_links("checkpoint", directory.parent, directory)
     client = run.client(task, index, client_name)
     heads = {name.rpartition("/")[2] for name in run.heads}
     alone = [client._group_of(task, name) for name in client.received if name in heads]
@@ -461,8 +462,9 @@ def personalize(
         client=client_name,
         about=about_state(task, index, run.kind),
     )
-    saved = tuple(dict.fromkeys((*client.personal, *groups)))
-    path = state.save(personal_arrays(client, saved), run.server_round)
+    names = array_names(client, tuple(dict.fromkeys((*client.personal, *groups))))
+    arrays = {**client.saved, **client.model.tensors}
+    path = state.save(to_arrays({n: arrays[n] for n in names}), run.server_round)
     allowed = "a folder that can be written"
     require(path is not None, "state-dir", str(directory), allowed)
     assert path is not None

@@ -61,9 +61,9 @@ def test_a_link_in_the_state_directory_is_not_followed(tmp_path, link):
     place = tmp_path / "state" / link
     place.parent.mkdir(parents=True)
     place.symlink_to(tmp_path / "theirs")
-    node = {"state-dir": str(tmp_path / "state")}
+    state = str(tmp_path / "state")
     line = f"state-dir: '{place}' is a link; expected a folder"
-    assert_says(line, state_directory, node, "kitchen", "1", "cats")
+    assert_says(line, state_directory, state, "kitchen", "1", "cats")
 
 
 def test_a_head_for_other_classes_is_not_used_and_the_reason_is_sent(tmp_path):

@@ -9,7 +9,7 @@ from layered import WIDTH, features, gradients, layered, loss_of, parts, start
 from softmax_runs import CLASSES, RATE, STEPS, N, assert_near, draw, mean, run, weights
 
 from flwr_frl.clients import PFedFDAClient
-from flwr_frl.clients.device.groups import array_names, personal_arrays
+from flwr_frl.clients.device.groups import array_names, to_arrays
 from flwr_frl.clients.pfedfda import minimum_in_unit_interval
 from flwr_frl.task import ExampleSet
 
@@ -127,8 +127,7 @@ def test_newcomer_saves_the_head_of_the_adapted_gaussians(how, within, monkeypat
     client, arrays = outcome.client(i, 2), outcome.arrays[-1]
     client._receive([arrays[n] for n in array_names(client, client.shared)], {})
     client.personalize()
-    saved = personal_arrays(client, PFedFDAClient.personal)
-    a, head = parts({**arrays, **saved})
+    a, head = parts({**arrays, **to_arrays(client.model.tensors)})
     gaussians = [arrays[name].astype(float) for name in (MEANS, COVARIANCE)]
     expected = head_of(*adapted(a, i, gaussians, how), draw(i)[1])
     np.testing.assert_allclose(head, expected, atol=within)

@@ -86,11 +86,10 @@ def test_a_run_name_cannot_leave_the_state_directory(tmp_path, monkeypatch, node
 
 @pytest.mark.parametrize("length", [300, 5000])
 def test_long_client_names_map_to_different_directories(tmp_path, length) -> None:
-    node = {"state-dir": str(tmp_path)}
     for last in "ab":
-        state_directory(node, "é" * length + last, "1", "").mkdir(parents=True)
-    node = {"state-dir": "~nobody-at-all/state"}
-    assert code_of(state_directory, node, "a", "1", "") == "state-dir"
+        state_directory(str(tmp_path), "é" * length + last, "1", "").mkdir(parents=True)
+    unknown = "~nobody-at-all/state"
+    assert code_of(state_directory, unknown, "a", "1", "") == "state-dir"
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
