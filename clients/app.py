@@ -17,7 +17,6 @@ from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.base import Arrays, Client, Config
 from flwr_frl.clients.device.account import PrivateTraining
 from flwr_frl.clients.device.codec import check_config, pack, pack_evaluation, unpack
-from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.rows import Asked, evaluate_rows, fit_rows
 from flwr_frl.clients.device.secure import answer, check_message, check_rules, mask
 from flwr_frl.clients.device.setup import (
@@ -229,7 +228,7 @@ def make_app(run_config: Settings | None = None, mods: Sequence[Mod] = ()) -> Cl
     @app.query(keys.INITIAL_ARRAYS)
     def query_arrays(message: Message, context: Context) -> Message:
         client = app.client(message, context)
-        names = array_names(client, client.shared)
+        names = client._array_names(client.shared)
         arrays = client.get_parameters(client.config)
         return arrays_reply(message, dict(zip(names, arrays, strict=True)))
 

@@ -23,11 +23,12 @@ from flwr_frl.clients.device.groups import (
     Received,
     Shape,
     Tensors,
-    array_names,
     check_groups,
-    initial_arrays,
+    groups_of,
+    model_arrays,
     to_arrays,
     under,
+    within,
     zeros_like,
 )
 from flwr_frl.clients.device.groups import Arrays as Arrays
@@ -238,6 +239,7 @@ class Client(NumPyClient):
         self._state = state
         self._device = current()
         self._attachments: dict[str, bytes] = {}
+        self._names: dict[Groups, list[str]] = {}
         self._proximal_weight = 0.0
 
     @property
@@ -267,6 +269,32 @@ class Client(NumPyClient):
         """
         return self.task.initial_state
 
+    def _initial_arrays(self, groups: Groups) -> Tensors:
+        """Return the common initial values of groups, the model's own arrays first.
+
+        They must not be modified. They are on the CPU unless `initial_group` returns
+        received arrays, which are on the training device.
+        """
+        kind, task = type(self), self.task
+        arrays = dict(model_arrays(kind, task, groups))
+        for group in groups:
+            if group in WHOLE or group in groups_of(kind, task).values():
+                continue
+            for name, value in within(group, self.initial_group(group)).items():
+                if not isinstance(value, Tensor):
+                    raise SettingsError(
+                        f"{kind.__name__}.initial_group returns a "
+                        f"{type(value).__name__} for {name!r}; expected a tensor"
+                    )
+                arrays[name] = value.detach()
+        return arrays
+
+    def _array_names(self, groups: Groups) -> list[str]:
+        """Return the names of arrays of groups in the order of `_initial_arrays`."""
+        if groups not in self._names:
+            self._names[groups] = list(self._initial_arrays(groups))
+        return self._names[groups]
+
     @staticmethod
     def _group_of(task: Task, name: str) -> str:
         """Return the group of one of the model's arrays, by default its part.
@@ -291,7 +319,7 @@ class Client(NumPyClient):
         """
         structure: list[object] = [
             (name, tuple(array.shape), str(array.dtype))
-            for name, array in initial_arrays(self, self.shared).items()
+            for name, array in self._initial_arrays(self.shared).items()
         ]
         has_classes = any(group != REPRESENTATION for group in self.shared)
         return [*structure, self.task.classes] if has_classes else structure
@@ -358,7 +386,7 @@ class Client(NumPyClient):
 
     def get_parameters(self, config: Config) -> NDArrays:
         """Return the common initial values of the shared arrays."""
-        return [array.numpy() for array in initial_arrays(self, self.shared).values()]
+        return [array.numpy() for array in self._initial_arrays(self.shared).values()]
 
     # One round, and its test.
 
@@ -377,15 +405,15 @@ class Client(NumPyClient):
         Parameters
         ----------
         parameters : list of ndarray
-            The shared arrays, in the order of `initial_arrays`.
+            The shared arrays, in the order of `_initial_arrays`.
         config : dict
             Config of the message; ``proximal-mu`` is the μ of Flower's FedProx.
         """
         self.config, self.metrics = config, {}
-        # Shared by all clients of a process; `check_changes` reports changes.
-        names, received = array_names(self, self.shared), run_object(Received)
+        # Shared by all clients of a process; `_check_changes` reports changes.
+        names, received = self._array_names(self.shared), run_object(Received)
         self.received = received.tensors(names, parameters, self._device)
-        personal = initial_arrays(self, self.personal)
+        personal = self._initial_arrays(self.personal)
         if self._upload:
             personal |= self._upload.initial_error(self)
         self._shapes = {name: tuple(array.shape) for name, array in personal.items()}
@@ -424,7 +452,7 @@ class Client(NumPyClient):
             ``train-loss`` and ``metrics``.
         """
         arrays = self.model.tensors if arrays is None else arrays
-        names = array_names(self, self.sent)
+        names = self._array_names(self.sent)
         if missing := [name for name in names if name not in arrays]:
             raise SettingsError(
                 f"{type(self).__name__}.update returns no array {missing[0]!r} to "
@@ -432,7 +460,7 @@ class Client(NumPyClient):
                 "parts of the model or be returned after the loss"
             )
         kept = {**self.saved, **self.model.tensors}
-        mine = array_names(self, self.personal)
+        mine = self._array_names(self.personal)
         personal = to_arrays({name: kept[name] for name in mine})
         if self._upload:
             personal |= self._upload.compress(self, arrays)
@@ -443,6 +471,15 @@ class Client(NumPyClient):
         copies = [array.copy(order="C") for array in sent]
         n = len(self.task.train_examples(self._index))
         return copies, n, {"train-loss": loss, **self.metrics}
+
+    def _check_changes(self) -> None:
+        """Raise `SettingsError` if `update` has changed received arrays in place."""
+        for name, tensor in self.received.items():
+            if tensor._version or tensor.requires_grad:
+                raise SettingsError(
+                    f"{type(self).__name__} changes self.received[{name!r}] in place, "
+                    "which all clients of a process share; it must clone it first"
+                )
 
     def update(self) -> Update:
         """Train ``model`` for one round, and return the training loss.
@@ -580,7 +617,7 @@ class Client(NumPyClient):
             own = [part for part in get_args(Part) if f"{part}." in groups]
             self.train(own[0] if len(own) == 1 else "all", epochs)
         elif groups:
-            names = array_names(self, self.shared)
+            names = self._array_names(self.shared)
             parameters = [self.received[name].numpy(force=True) for name in names]
             context = Context(0, 0, {}, RecordDict(), {})
             for server_round in range(1, epochs + 1):

@@ -20,13 +20,7 @@ from flwr_frl.clients.base import (
     trained_representation,
 )
 from flwr_frl.clients.device.evaluation import measure
-from flwr_frl.clients.device.groups import (
-    REPRESENTATION,
-    Groups,
-    Shape,
-    array_names,
-    to_tensors,
-)
+from flwr_frl.clients.device.groups import REPRESENTATION, Groups, Shape, to_tensors
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.settings import Checked, require, setting
 from flwr_frl.task import transfer
@@ -226,7 +220,7 @@ class FeatureTransferClient(Client, requires=(trained_representation,)):
         self, parameters: NDArrays, at_positions: bool
     ) -> CombinedRepresentation:
         """Return the sources' representations, given arrays of shape (m, …)."""
-        names = [n.removeprefix(REPRESENTATION) for n in array_names(self, self.shared)]
+        names = [n.removeprefix(REPRESENTATION) for n in self._array_names(self.shared)]
         sources = []
         for arrays in zip(*parameters, strict=True):
             state = to_tensors(dict(zip(names, arrays, strict=True)), self._device)

@@ -13,12 +13,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from torch import Tensor
 
 from flwr_frl.clients.base import Client, Config, EvaluateResult, FitResult
-from flwr_frl.clients.device.groups import (
-    Received,
-    array_names,
-    check_changes,
-    initial_arrays,
-)
+from flwr_frl.clients.device.groups import Received
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import (
     Matrix,
@@ -120,7 +115,7 @@ def unpack(content: Mapping[str, Any], client: Client) -> NDArrays:
     if arrays and about == last.about:
         return list(last.values)
     last.about, last.arrays, last.values, last.made = (), [], [], {}
-    expected = initial_arrays(client, client.shared)
+    expected = client._initial_arrays(client.shared)
     if received.keys() != expected.keys():
         # Names of a server may be of any length.
         names = [repr(name[:100]) for name in received.keys() ^ expected.keys()]
@@ -179,7 +174,7 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
     examples. Raises `SettingsError` if a third-party client returns anything else, or
     has changed what it must not change.
     """
-    names = array_names(client, client.sent)
+    names = client._array_names(client.sent)
     try:
         values, num_examples, metrics = reply
         # Arrays of third-party code may share memory with the model, which changes.
@@ -195,7 +190,7 @@ def pack(message: Message, client: Client, reply: FitResult) -> Message:
             f"{len(names)} NumPy arrays, those of {', '.join(names)}, a number of "
             f"examples, and a dict of metrics, all numbers: {error}"
         ) from None
-    check_changes(client)
+    client._check_changes()
     if keys.SERVER_ROUND in client.config:
         # The server rejects replies to another round.
         metrics[keys.SERVER_ROUND] = float(client.config[keys.SERVER_ROUND])

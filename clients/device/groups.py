@@ -115,35 +115,6 @@ def model_arrays(kind: "type[Client]", task: Task, groups: Groups) -> Tensors:
     return {n: v for n, v in task.initial_state.items() if group_of[n] in groups}
 
 
-def initial_arrays(client: "Client", groups: Groups) -> Tensors:
-    """Return the common initial values of groups, the model's own arrays first.
-
-    They must not be modified. They are on the CPU unless `initial_group` returns
-    received arrays, which are on the training device.
-    """
-    kind, task = type(client), client.task
-    arrays = dict(model_arrays(kind, task, groups))
-    for group in groups:
-        if group in WHOLE or group in groups_of(kind, task).values():
-            continue
-        for name, value in within(group, client.initial_group(group)).items():
-            if not isinstance(value, Tensor):
-                raise SettingsError(
-                    f"{type(client).__name__}.initial_group returns a "
-                    f"{type(value).__name__} for {name!r}; expected a tensor"
-                )
-            arrays[name] = value.detach()
-    return arrays
-
-
-def array_names(client: "Client", groups: Groups) -> list[str]:
-    """Return the names of the arrays of groups in the order of `initial_arrays`."""
-    cache: dict[Groups, list[str]] = client.__dict__.setdefault("_names", {})
-    if groups not in cache:
-        cache[groups] = list(initial_arrays(client, groups))
-    return cache[groups]
-
-
 class Received:
     """The arrays of the last message, which all clients of a process share.
 
@@ -215,14 +186,4 @@ def check_groups(client: "Client", model: nn.Module) -> None:
                 f"the model's {other!r} and {name!r} are one parameter; here it must "
                 f"not be in two groups, {pair[0]!r} and {pair[1]!r}, of which only one "
                 "is shared"
-            )
-
-
-def check_changes(client: "Client") -> None:
-    """Raise `SettingsError` if `Client.update` has changed received arrays in place."""
-    for name, tensor in client.received.items():
-        if tensor._version or tensor.requires_grad:
-            raise SettingsError(
-                f"{type(client).__name__} changes self.received[{name!r}] in place, "
-                "which all clients of a process share; it must clone it first"
             )

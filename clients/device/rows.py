@@ -32,9 +32,6 @@ from flwr_frl.clients.device.evaluation import class_mask, evaluate_clients
 from flwr_frl.clients.device.groups import (
     REPRESENTATION,
     Tensors,
-    array_names,
-    check_changes,
-    initial_arrays,
     to_arrays,
     under,
     zeros_like,
@@ -324,7 +321,7 @@ class Rows:
                 self._states.append(state)
         self.saved: Tensors = {}
         loaded = [state.load(client._shapes) or {} for state in self._states]
-        for name, value in initial_arrays(client, client.personal).items():
+        for name, value in client._initial_arrays(client.personal).items():
             initial = value.numpy(force=True)
             rows = np.stack([arrays.get(name, initial) for arrays in loaded])
             self.saved[name] = torch.from_numpy(rows).to(client._device)
@@ -366,7 +363,7 @@ class Rows:
         records = {id(content[keys.ARRAYS]) for content in contents}
         if keys.HEAD not in contents[0] and len(records) == 1:
             return differing
-        names = array_names(client, client.shared)
+        names = client._array_names(client.shared)
         lists = [unpack(records, client) for records in contents]
         for name, values in zip(names, zip(*lists, strict=True), strict=True):
             if any(value is not values[0] for value in values):
@@ -498,8 +495,8 @@ class Rows:
     def _updated(self) -> tuple[Tensor, Tensors, Tensors, Tensors]:
         """Return the clients' losses, arrays to send and to save, and metrics."""
         client = self._client
-        sent_names = array_names(client, client.sent)
-        saved_names = array_names(client, client.personal)
+        sent_names = client._array_names(client.sent)
+        saved_names = client._array_names(client.personal)
         number = partial(torch.as_tensor, dtype=torch.float64)
         common = client.received
 
@@ -519,7 +516,7 @@ class Rows:
 
         results: Any = torch.vmap(update)(self._tensors, self.saved, self._own)
         client.received = common
-        check_changes(client)
+        client._check_changes()
         return tuple(results)
 
     def _replies(self, sent: Tensors, metrics: Tensors) -> list[Message | None]:

@@ -15,7 +15,6 @@ from flwr.common import log
 from flwr_frl.clients.base import Client, Config
 from flwr_frl.clients.device.account import PrivateTraining
 from flwr_frl.clients.device.card import about_state
-from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.secure import Rules
 from flwr_frl.clients.device.state import PersonalState, quoted, state_directory
 from flwr_frl.clients.device.upload import Upload
@@ -326,7 +325,7 @@ def incompatible_with_noise(client: Client) -> Config:
     parameter have different values. The property is absent for other models.
     """
     model = client.task.scratch_model
-    shared = set(array_names(client, client.shared))
+    shared = set(client._array_names(client.shared))
     buffers = {n: b for n, b in model.named_buffers() if n in shared}
     # Batch norms, which have counters, are refused with another message.
     if buffers and all(b.is_floating_point() for b in buffers.values()):

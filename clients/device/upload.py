@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flwr_frl.clients.device.groups import Arrays, Tensors, initial_arrays
+from flwr_frl.clients.device.groups import Arrays, Tensors
 from flwr_frl.common.arrays import is_parameter
 from flwr_frl.common.compression import UploadSettings, from_settings
 from flwr_frl.common.messages import MESSAGE
@@ -41,7 +41,7 @@ class Upload:
 
     def names(self, client: "Client") -> list[str]:
         """Return the names of the parameters, which server and client sort."""
-        sent = initial_arrays(client, client.sent).items()
+        sent = client._initial_arrays(client.sent).items()
         parameters = (n for n, v in sent if is_parameter(n, v.numpy(force=True)))
         return sorted(name for name in parameters if name in client.received)
 

@@ -23,14 +23,7 @@ from flwr_frl.clients.device.card import (
     algorithm_of,
     read_card,
 )
-from flwr_frl.clients.device.groups import (
-    HEAD,
-    Arrays,
-    array_names,
-    initial_arrays,
-    to_arrays,
-    under,
-)
+from flwr_frl.clients.device.groups import HEAD, Arrays, to_arrays, under
 from flwr_frl.clients.device.state import (
     PersonalState,
     quoted,
@@ -338,10 +331,10 @@ class TrainedRun:
         expected = self.values.model.get(FROZEN_DIGEST) or frozen
         allowed = f"{expected!r}, as in the training: name its weights"
         require(frozen == expected, "the frozen part", frozen, allowed, "weights")
-        shared = initial_arrays(client, client.shared)
+        shared = client._initial_arrays(client.shared)
         wanted = dict(shared)
         if personal is not None:
-            wanted |= initial_arrays(client, deployed_groups(self.kind))
+            wanted |= client._initial_arrays(deployed_groups(self.kind))
         # If the server stores a head for each client, a newcomer's is the initial one.
         alone = {each.rpartition("/")[2] for each in self.heads}
         arrays = {n: shared[n].numpy() for n in alone & shared.keys()} | arrays
@@ -462,7 +455,7 @@ def personalize(
         client=client_name,
         about=about_state(task, index, run.kind),
     )
-    names = array_names(client, tuple(dict.fromkeys((*client.personal, *groups))))
+    names = client._array_names(tuple(dict.fromkeys((*client.personal, *groups))))
     arrays = {**client.saved, **client.model.tensors}
     path = state.save(to_arrays({n: arrays[n] for n in names}), run.server_round)
     allowed = "a folder that can be written"

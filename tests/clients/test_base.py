@@ -8,12 +8,7 @@ from torch import nn
 
 from flwr_frl.clients import FedAvgClient, FedRepClient
 from flwr_frl.clients.base import Client
-from flwr_frl.clients.device.groups import (
-    HEAD,
-    REPRESENTATION,
-    array_names,
-    initial_arrays,
-)
+from flwr_frl.clients.device.groups import HEAD, REPRESENTATION
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
@@ -93,7 +88,7 @@ def test_clients_do_not_modify_the_common_initial_values():
         def update(self):
             for tensor in self.saved.values():
                 tensor += 1
-            return 0.0, initial_arrays(self, self.sent)
+            return 0.0, self._initial_arrays(self.sent)
 
     task = task_of()
     before = {name: value.clone() for name, value in task.initial_state.items()}
@@ -111,7 +106,7 @@ def test_sent_arrays_are_copies_in_c_order():
     sent = client.get_parameters({})
     arrays, num_examples, metrics = client.fit(sent, {"server-round": 1})
     assert (num_examples, list(metrics)) == (10, ["train-loss"])
-    names = dict(zip(array_names(client, client.sent), arrays, strict=True))
+    names = dict(zip(client._array_names(client.sent), arrays, strict=True))
     assert names["change.weight"].tolist() == [14.0, 14.0]
     before = [array.copy() for array in arrays]
     # The next client trains in the same model, and this client may continue to train.

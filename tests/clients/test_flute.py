@@ -7,7 +7,6 @@ from client_messages import new_context
 from named_tasks import dashed
 
 from flwr_frl.clients import FLUTEClient, FLUTELinearClient, FLUTEStarClient
-from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.common.settings import build, resolve
 from flwr_frl.task.tasks import build_task
@@ -57,7 +56,7 @@ def test_a_step_follows_equation_10(kind, trained, weight, settings) -> None:
     classes[batch[1]] = 1
     written_out_loss(other, *batch, classes, weight).backward()
     parameters = dict(other.named_parameters())
-    names = array_names(flute, flute.shared)
+    names = flute._array_names(flute.shared)
     for name, array in zip(names, arrays, strict=True):
         p = parameters[name]
         step = 0.01 * p.grad if name.startswith(trained) else 0
@@ -100,7 +99,7 @@ def test_linear_gradients_match_autograd_of_the_paper_s_loss() -> None:
         assert n == 6
         assert metrics == {"train-loss": pytest.approx(loss.item()), "is-change": 1}
     names = ["gradient.representation.weight", "gradient.head.weight"]
-    assert array_names(flute, flute.sent) == names
+    assert flute._array_names(flute.sent) == names
     # The client saves nothing. Models are compared with the truth.
     assert state.load() is None
     b = task.representation.T

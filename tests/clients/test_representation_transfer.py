@@ -12,7 +12,6 @@ from torch import nn
 
 from flwr_frl import simulate
 from flwr_frl.clients.algorithms import client_class
-from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.representation_transfer import (
     FeatureTransferClient,
@@ -63,7 +62,7 @@ def test_a_source_trains_its_whole_model_and_sends_the_representation():
     context = new_context()
     client = client_of(0, context, **IMAGES)
     start = client.get_parameters({})
-    names = array_names(client, ("representation.",))
+    names = client._array_names(("representation.",))
     torch.manual_seed(5)
     arrays, n, _ = client.fit(start, {"server-round": 1})
     assert n == len(client.task.train_examples(0))
@@ -86,7 +85,7 @@ def stacked_sources() -> list[np.ndarray]:
 
 def representations(client, parameters) -> list[nn.Module]:
     """Return the representations of both sources as modules."""
-    names = [n[15:] for n in array_names(client, ("representation.",))]
+    names = [n[15:] for n in client._array_names(("representation.",))]
     sources = []
     for i in (0, 1):
         source = client.task.initial_model().representation
@@ -107,7 +106,7 @@ def test_a_target_trains_its_head_on_projected_features():
     parameters, context = stacked_sources(), new_context()
     client = client_of(5, context, **IMAGES)
     arrays, _, metrics = client.fit(parameters, {"server-round": 2})
-    assert arrays == array_names(client, client.sent) == []
+    assert arrays == client._array_names(client.sent) == []
     kept = PersonalState(context).load()
     v = kept["representation.basis"]
     np.testing.assert_allclose(v.T @ v, np.eye(v.shape[1]), atol=1e-5)

@@ -15,7 +15,6 @@ from softmax_runs import (
     weights,
 )
 
-from flwr_frl.clients.device.groups import initial_arrays
 from flwr_frl.strategies import APPLE
 
 TERMS = {"apple_learning_rate": 0.05, "apple_mu": 0.4, "apple_rounds": 0.5}
@@ -84,7 +83,7 @@ def test_every_round_matches_the_paper(count):
 def test_without_other_models_it_is_local_training():
     result = run("apple", 0, apple_learning_rate=0.0)
     client, theta = result.client(0, 0), result.descend(start(), 0)
-    shared = initial_arrays(client, client.shared)
+    shared = client._initial_arrays(client.shared)
     alone = {n: np.zeros_like(value) for n, value in shared.items()}
     alone["relations.values"] = np.ones((1, 2), np.float32)
     client._receive([*alone.values()], {"server-round": 1})

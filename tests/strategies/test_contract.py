@@ -37,7 +37,6 @@ from flwr.app import (
 from flwr_frl.clients.algorithms import client_setup
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.codec import unpack
-from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.setup import build_client
 from flwr_frl.clients.representation_transfer import FeatureTransferClient
 from flwr_frl.common.settings import SettingsError
@@ -123,8 +122,8 @@ def test_personal_arrays_are_never_sent(algorithm: str, undisturbed: Outcome) ->
     settings = tiny_settings(algorithm)
     context = undisturbed.grid.contexts[1]
     client = build_client(context, client_setup(context, settings), ConfigRecord())
-    personal = {*array_names(client, client.personal)} - {
-        *array_names(client, client.sent)
+    personal = {*client._array_names(client.personal)} - {
+        *client._array_names(client.sent)
     }
     for message, reply in undisturbed.grid.exchanged:
         for content in (message.content, reply.content):

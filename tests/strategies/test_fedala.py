@@ -7,7 +7,6 @@ from layered import descend, gradients, loss_of, model, parts, start
 from softmax_runs import DIMENSION, N, assert_near, mean, run, weights
 
 import flwr_frl.task.examples
-from flwr_frl.clients.device.groups import array_names
 from flwr_frl.task import ExampleSet, ExampleTask
 
 TASK = {"task": "layered:layered"}
@@ -90,7 +89,7 @@ def test_without_examples_the_last_weights_are_used():
     i = next(i for i, kept in enumerate(result.kept[-1]) if kept.get("started.value"))
     client, kept = result.client(i, 4), result.kept[-1][i]
     client._receive(
-        [result.arrays[-1][n] for n in array_names(client, client.shared)], {}
+        [result.arrays[-1][n] for n in client._array_names(client.shared)], {}
     )
     client.task = ExampleTask(model, [NONE] * N, [NONE] * N)
     head = client.deployed_model().head

@@ -10,7 +10,6 @@ from paper_rounds import run_variant
 from softmax_runs import CLASSES, DIMENSION, RATE, STEPS, N, assert_near, draw, matrix
 from torch import nn
 
-from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.fedbn import FedBNClient
 from flwr_frl.common.settings import build, resolve
@@ -97,7 +96,7 @@ def test_batch_norms_of_a_network_are_personal():
     settings = build(FedBNClient._settings_type, resolve({}))
     state = PersonalState(Context(1, 1, {}, RecordDict(), {}))
     client = FedBNClient(task, 0, state, settings)
-    kept, shared = (array_names(client, g) for g in (client.personal, client.shared))
+    kept, shared = (client._array_names(g) for g in (client.personal, client.shared))
     assert len(kept) == 5 * 19
     assert "representation.block2.bn1.running_var" in kept
     assert "representation.block2.conv1.weight" in shared
@@ -123,5 +122,5 @@ def test_norm_with_two_names_is_personal():
     settings = build(FedBNClient._settings_type, resolve({}))
     client = FedBNClient(task, 0, PersonalState.holding({}), settings)
     assert client.get_properties({})["num-examples"] == 4
-    kept = [name.rpartition(".")[0] for name in array_names(client, client.personal)]
+    kept = [name.rpartition(".")[0] for name in client._array_names(client.personal)]
     assert set(kept) == {"representation.first", "representation.second"}

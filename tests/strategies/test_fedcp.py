@@ -7,7 +7,6 @@ from paper_rounds import run_variant
 from softmax_runs import CLASSES, DIMENSION, N, draw, run, task_of
 from torch import nn
 
-from flwr_frl.clients.device.groups import array_names
 from flwr_frl.clients.fedcp import BANDWIDTHS, SeparatingHead
 from flwr_frl.task import SplitModel
 
@@ -118,7 +117,7 @@ def numpy_fedcp(found):
 
 def initial():
     client = run("fedcp", 0, **OWN).client(0, 0)
-    names, arrays = array_names(client, client.shared), client.get_parameters({})
+    names, arrays = client._array_names(client.shared), client.get_parameters({})
     assert {n: a.shape for n, a in zip(names, arrays, strict=True)} == SHAPES
     return {n: a.astype(float) for n, a in zip(names, arrays, strict=True)}
 
@@ -151,7 +150,7 @@ def test_discrepancy_of_a_short_batch_is_weighted_by_its_size():
     arrays = client.get_parameters({})
     torch.manual_seed(7)
     sent = dict(
-        zip(array_names(client, client.sent), client.fit(arrays, {})[0], strict=True)
+        zip(client._array_names(client.sent), client.fit(arrays, {})[0], strict=True)
     )
     torch.manual_seed(7)
     orders = [torch.randperm(6).numpy() for _ in range(2)]

@@ -9,7 +9,6 @@ import torch
 from softmax_runs import CLASSES, DIMENSION, N, draw, example_sets, mean, run, weights
 from torch import nn
 
-from flwr_frl.clients.device.groups import array_names
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 K, RATE, STEPS = 4, 0.3, 3
@@ -93,7 +92,7 @@ def decay(name):
 def initial():
     client = run("gpfl", 0, **OWN).client(0, 0)
     arrays = client.get_parameters({})
-    shared = dict(zip(array_names(client, client.shared), arrays, strict=True))
+    shared = dict(zip(client._array_names(client.shared), arrays, strict=True))
     head = {name: client.task.initial_state[name].numpy() for name in HEADS}
     return {n: torch.tensor(a).double() for n, a in {**shared, **head}.items()}
 

@@ -21,7 +21,6 @@ from softmax_runs import (
 from torch import nn
 
 from flwr_frl.clients import HFMAMLClient, PerFedAvgClient
-from flwr_frl.clients.device.groups import initial_arrays
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
@@ -133,7 +132,7 @@ def test_adaptation_step_averages_over_targets_that_are_not_ignored():
     task = ExampleTask(model, [ExampleSet(x, y)], [ExampleSet(x, y)])
     settings = PerFedAvgClient._settings_type(inner_learning_rate=1.0)
     client = PerFedAvgClient(task, 0, PersonalState.holding({}), settings)
-    initial = initial_arrays(client, client.shared)
+    initial = client._initial_arrays(client.shared)
     client._receive([array.numpy() for array in initial.values()], {})
     weight = client.deployed_model().head.weight.detach().numpy()
     # Gradient of cross-entropy with respect to W
