@@ -5,7 +5,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -73,17 +73,20 @@ def find(name: str) -> torch.device:
     return torch.device(f"{name}:0" if name in ("cuda", "mps") else name)
 
 
-def seed(*source: object) -> int:
+def seed(number: int, *source: object) -> int:
     """Seed the generators of the CPU and of the device; return the seed.
 
     Parameters
     ----------
+    number : int
+        The seed, unless there are more arguments.
     *source : object
-        Values whose ``str`` determine the seed, on any machine. Clients have the run's
-        seed, their name and the round.
+        Values whose ``str`` determine the seed together with the number, on any
+        machine. Clients have the run's seed, their name and the round.
     """
-    text = "/".join(map(str, source)).encode(errors="surrogatepass")
-    number = int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+    if source:
+        text = "/".join(map(str, (number, *source))).encode(errors="surrogatepass")
+        number = int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
     # Not torch.manual_seed: until CUDA starts, it stores a stack trace of every call.
     torch.default_generator.manual_seed(number)
     if current() != CPU:
@@ -130,11 +133,11 @@ class RngContext:
 
     Parameters
     ----------
-    *source : object
-        Source of the `seed` with which they begin; by default they begin as they are.
+    *source : Any
+        Arguments of `seed` with which they begin; by default they begin as they are.
     """
 
-    def __init__(self, *source: object) -> None:
+    def __init__(self, *source: Any) -> None:
         self.source = source
         self.state: tuple[torch.Tensor, ...] | None = None
 
