@@ -19,7 +19,8 @@ import numpy as np
 from PIL import Image
 
 from flwr_frl.clients.device.setup import newcomers
-from flwr_frl.common.settings import Setting, SettingsError
+from flwr_frl.common.errors import SettingsError
+from flwr_frl.common.settings import Setting
 from flwr_frl.results.results import METRICS, read_json, read_rows
 from flwr_frl.task.data.datasets import DataSettings, image_folder
 from flwr_frl.task.data.partitions import (

@@ -32,7 +32,8 @@ from benchmarks.runs import (
     load,
     of_page,
 )
-from flwr_frl.common.settings import Setting, Settings, SettingsError
+from flwr_frl.common.errors import SettingsError
+from flwr_frl.common.settings import Setting, Settings
 from flwr_frl.results.processes import run_parallel
 from flwr_frl.results.results import write_json
 from flwr_frl.results.sweep import points_of

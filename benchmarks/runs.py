@@ -23,7 +23,8 @@ from rich.progress import track
 from benchmarks.common import provenance, rounded
 from flwr_frl import simulate
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.common.settings import Setting, Settings, SettingsError, defaults
+from flwr_frl.common.errors import SettingsError
+from flwr_frl.common.settings import Setting, Settings, defaults
 from flwr_frl.common.text import short_name
 from flwr_frl.results.processes import signals_as_ctrl_c
 from flwr_frl.results.results import METRICS, read_json, read_rows, write_json

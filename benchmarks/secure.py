@@ -24,10 +24,11 @@ import torch
 
 from benchmarks.common import markdown, write
 from flwr_frl.common.checkpoint import FILE, read
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.secure.fixed_point import Plan
 from flwr_frl.common.secure.messages import DIGITS
 from flwr_frl.common.secure.protocol import Coordinator, Member
-from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.common.settings import resolve
 from flwr_frl.running import simulate
 from flwr_frl.strategies.algorithms import ALGORITHMS
 from flwr_frl.task import SGD, train

@@ -14,13 +14,13 @@ from flwr_frl.clients.device.setup import (
     partition,
     per_device,
 )
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.run_cache import run_cache
 from flwr_frl.common.settings import (
     Maker,
     Resolved,
     Setting,
     Settings,
-    SettingsError,
     build,
     converted,
     declared,

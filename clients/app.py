@@ -33,9 +33,10 @@ from flwr_frl.clients.device.setup import (
 from flwr_frl.clients.device.state import versions_in
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import UnreadMessage, fill, memory_record, request_of
+from flwr_frl.common.errors import SettingsError, require
 from flwr_frl.common.run_cache import begin_run, current_run
 from flwr_frl.common.secure.messages import SECURE
-from flwr_frl.common.settings import Resolved, Settings, SettingsError, require
+from flwr_frl.common.settings import Resolved, Settings
 from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
 from flwr_frl.task.training.cohort import each_together
 

@@ -10,7 +10,8 @@ from flwr_frl.clients.device.groups import WHOLE, Tensors, under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
 from flwr_frl.clients.device.training import minimise
 from flwr_frl.common import messages as keys
-from flwr_frl.common.settings import require, setting
+from flwr_frl.common.errors import require
+from flwr_frl.common.settings import setting
 from flwr_frl.task.models import called_with
 from flwr_frl.task.training.sgd import freeze
 

@@ -38,14 +38,13 @@ from flwr_frl.clients.device.groups import FitResult as FitResult
 from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.device.upload import Upload
 from flwr_frl.common import messages as keys
+from flwr_frl.common.errors import SettingsError, require
 from flwr_frl.common.run_cache import run_object
 from flwr_frl.common.settings import (
     Setting,
     Settings,
-    SettingsError,
     defaults,
     refuse_misspelt,
-    require,
     setting,
     settings_of,
     with_traits,

@@ -4,7 +4,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from flwr_frl.clients.device.groups import WHOLE
 from flwr_frl.clients.fedper import FedPerClient
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.task.base import Task
 
 NORMS = "batch-norms."

@@ -6,8 +6,9 @@ from torch import Tensor, nn
 from flwr_frl.clients.base import Arrays, Client, Config, on_copy
 from flwr_frl.clients.device.groups import WHOLE, Tensors
 from flwr_frl.clients.device.training import minimise
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.messages import CONSENSUS
-from flwr_frl.common.settings import SettingsError, setting
+from flwr_frl.common.settings import setting
 from flwr_frl.task.base import Task
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training.sgd import freeze

@@ -2,8 +2,8 @@
 
 from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.groups import Tensors, changes_of, parameter_zeros, within
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.messages import PROXIMAL_WEIGHT
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
 
 GRADIENT = "gradient."

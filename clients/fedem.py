@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 from flwr_frl.clients.base import Client, Update, needs_classes
 from flwr_frl.clients.device.groups import Tensors, under, within
 from flwr_frl.clients.ifca import initial_models
-from flwr_frl.common.settings import SettingsError, setting
+from flwr_frl.common.errors import SettingsError
+from flwr_frl.common.settings import setting
 from flwr_frl.task.base import Task
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED
 from flwr_frl.task.models import SplitModel

@@ -7,8 +7,9 @@ import torch
 from flwr_frl.clients.base import Update
 from flwr_frl.clients.device.groups import WHOLE, Tensors, under, within
 from flwr_frl.clients.device.personal_model import PERSONAL_MODEL, PersonalModelClient
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.messages import CANDIDATES, MODEL_WEIGHTS
-from flwr_frl.common.settings import SettingsError, setting
+from flwr_frl.common.settings import setting
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import EvaluationSettings, split
 from flwr_frl.task.training.local_training import evaluate

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from flwr_frl.clients.base import Config, Update, linear_head, needs_classes
 from flwr_frl.clients.device.architectures import LINK, SmallModelClient
 from flwr_frl.clients.device.groups import within
-from flwr_frl.common.settings import require
+from flwr_frl.common.errors import require
 from flwr_frl.task.models import SplitModel
 
 

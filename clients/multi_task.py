@@ -15,15 +15,10 @@ from flwr_frl.clients.device.state import PersonalState
 from flwr_frl.clients.gossip.base import GraphClient, relayed
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.common.compression import CompressionSettings, Identity
+from flwr_frl.common.errors import TrainingDivergedError, require
 from flwr_frl.common.messages import SERVER_ROUND
 from flwr_frl.common.run_cache import run_cache
-from flwr_frl.common.settings import (
-    TrainingDivergedError,
-    load,
-    number_or,
-    require,
-    setting,
-)
+from flwr_frl.common.settings import load, number_or, setting
 from flwr_frl.task import saddle_point
 from flwr_frl.task.base import Task
 from flwr_frl.task.examples import Batch, count_targets

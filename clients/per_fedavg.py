@@ -8,7 +8,8 @@ from torch import Tensor
 
 from flwr_frl.clients.base import Client, on_copy
 from flwr_frl.clients.device.groups import Tensors
-from flwr_frl.common.settings import require, setting
+from flwr_frl.common.errors import require
+from flwr_frl.common.settings import setting
 from flwr_frl.task.devices import random_state, set_random_state
 from flwr_frl.task.examples import EVALUATION_BATCH, count_targets
 from flwr_frl.task.models import SplitModel

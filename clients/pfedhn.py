@@ -3,7 +3,7 @@
 from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.groups import changes_of
 from flwr_frl.clients.feddyn import only_parameters
-from flwr_frl.common.settings import require
+from flwr_frl.common.errors import require
 from flwr_frl.task.base import Task
 
 # For each of them, the hypernetwork has 100 float32 weights and as many momenta, which

@@ -5,8 +5,9 @@ import torch
 from flwr_frl.clients.base import Client, Update
 from flwr_frl.clients.device.groups import WHOLE, Tensors, changes_of
 from flwr_frl.clients.device.training import received_loss
+from flwr_frl.common.errors import require
 from flwr_frl.common.messages import BATCH_NORM, NORMALIZER
-from flwr_frl.common.settings import require, setting
+from flwr_frl.common.settings import setting
 
 # Added to the loss, as in the authors' code, since F^(q - 1) may not exist at 0.
 SMALLEST = 1e-10

@@ -21,8 +21,9 @@ from flwr_frl.clients.base import (
 )
 from flwr_frl.clients.device.evaluation import measure
 from flwr_frl.clients.device.groups import REPRESENTATION, Groups, Shape, to_tensors
+from flwr_frl.common.errors import require
 from flwr_frl.common.messages import SERVER_ROUND
-from flwr_frl.common.settings import Checked, require, setting
+from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task import transfer
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models import SplitModel

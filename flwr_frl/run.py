@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from flwr_frl.common.settings import require, unknown
+from flwr_frl.common.errors import require, unknown
 from flwr_frl.common.text import short_name
 from flwr_frl.predict.predictor import Inputs, Prediction, Predictor
 from flwr_frl.predict.runs import TrainedRun

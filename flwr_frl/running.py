@@ -24,17 +24,16 @@ from flwr_frl.clients.algorithms import client_class, owners
 from flwr_frl.clients.app import keep, make_app, try_out
 from flwr_frl.clients.device.setup import DeviceSettings
 from flwr_frl.common.checkpoint import FILE as CHECKPOINT
+from flwr_frl.common.errors import SettingsError, require
 from flwr_frl.common.run_cache import begin_run, run_cache
 from flwr_frl.common.settings import (
     Maker,
     Resolved,
     Setting,
     Settings,
-    SettingsError,
     declared,
     defaults,
     is_path,
-    require,
     resolve,
 )
 from flwr_frl.common.text import short_name

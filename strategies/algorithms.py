@@ -10,16 +10,8 @@ from typing import Any, cast
 from flwr_frl.common.algorithms import ALGORITHMS as ALGORITHMS
 from flwr_frl.common.algorithms import CASES, OF_ALL, SIMULATION_DEFAULTS
 from flwr_frl.common.compression import NONE, UploadSettings, from_settings
-from flwr_frl.common.settings import (
-    Setting,
-    Settings,
-    SettingsError,
-    build,
-    is_path,
-    load,
-    require,
-    unknown,
-)
+from flwr_frl.common.errors import SettingsError, require, unknown
+from flwr_frl.common.settings import Setting, Settings, build, is_path, load
 from flwr_frl.common.text import short_name
 from flwr_frl.strategies.base import Strategy, inherits
 from flwr_frl.strategies.server.traits import Algorithm

@@ -33,7 +33,8 @@ from flwr_frl.common.arrays import (
 )
 from flwr_frl.common.command_line import shorten_errors
 from flwr_frl.common.compression import UploadSettings
-from flwr_frl.common.settings import SettingsError, require, require_all_of_noise
+from flwr_frl.common.errors import SettingsError, require
+from flwr_frl.common.settings import require_all_of_noise
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server import aggregation as rules
 from flwr_frl.strategies.server.checkpoint import State, restore_tree, snapshot_of

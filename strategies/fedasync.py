@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from flwr_frl.common.settings import require, setting
+from flwr_frl.common.errors import require
+from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.fedbuff import AsynchronousRounds
 

@@ -13,8 +13,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 
 from flwr_frl.common.arrays import memory_record
+from flwr_frl.common.errors import require
 from flwr_frl.common.messages import BATCH_NORM, SERVER_ROUND
-from flwr_frl.common.settings import require, setting
+from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.inbox import Closing
 from flwr_frl.strategies.server.replies import Arrays, rounded_to

@@ -16,8 +16,9 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common.arrays import is_finite
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.messages import NUM_EXAMPLES
-from flwr_frl.common.settings import SettingsError, setting
+from flwr_frl.common.settings import setting
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.base import Arrays, Round, Strategy, stored
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT, gaussian_start

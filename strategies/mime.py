@@ -7,8 +7,8 @@ from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.common import log
 from flwr.serverapp import Grid
 
+from flwr_frl.common.errors import SettingsError, require
 from flwr_frl.common.messages import CONTROL
-from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.strategies.base import Round, Strategy
 from flwr_frl.strategies.fedrep import mean_statistic
 from flwr_frl.strategies.server.replies import to_record

@@ -9,14 +9,8 @@ import numpy as np
 from flwr.app import ConfigRecord, Message, MetricRecord
 from numpy.typing import NDArray
 
-from flwr_frl.common.settings import (
-    SettingsError,
-    checked_by,
-    is_possible,
-    reading,
-    require,
-    setting,
-)
+from flwr_frl.common.errors import SettingsError, reading, require
+from flwr_frl.common.settings import checked_by, is_possible, setting
 from flwr_frl.strategies.gossip.base import Gossip, message_of
 from flwr_frl.strategies.gossip.graphs import Edges
 from flwr_frl.strategies.server.replies import Arrays, InvalidReplyError

@@ -6,7 +6,8 @@ import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 
-from flwr_frl.common.settings import require, setting
+from flwr_frl.common.errors import require
+from flwr_frl.common.settings import setting
 from flwr_frl.strategies.base import Strategy, stored
 from flwr_frl.strategies.fedrep import REPRESENTATION_WEIGHT
 from flwr_frl.strategies.server.replies import Arrays

@@ -12,15 +12,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.command_line import shorten_errors
-from flwr_frl.common.settings import (
-    Settings,
-    SettingsError,
-    build,
-    facts,
-    is_path,
-    printable,
-    resolve,
-)
+from flwr_frl.common.errors import SettingsError, printable
+from flwr_frl.common.settings import Settings, build, facts, is_path, resolve
 from flwr_frl.common.text import one_line, short_name
 from flwr_frl.results.comparison import write_paper
 from flwr_frl.results.methods import compare

@@ -11,7 +11,8 @@ from typing import Any
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flwr_frl.common.settings import Setting, Settings, declared, require, setting
+from flwr_frl.common.errors import require
+from flwr_frl.common.settings import Setting, Settings, declared, setting
 from flwr_frl.strategies.algorithms import strategy_class
 from flwr_frl.strategies.base import Strategy, inherits
 from flwr_frl.strategies.grids.inbox import Closing

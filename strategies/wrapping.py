@@ -4,7 +4,8 @@ from typing import Any, ClassVar
 
 from flwr.serverapp import Grid
 
-from flwr_frl.common.settings import Setting, Settings, SettingsError, require
+from flwr_frl.common.errors import SettingsError, require
+from flwr_frl.common.settings import Setting, Settings
 from flwr_frl.strategies.algorithms import build_strategy, strategy_class
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.inbox import Closing

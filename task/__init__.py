@@ -3,7 +3,8 @@
 from flwr_frl.common.lazy import attach
 
 _MODULES = {
-    "common.settings": ("SettingsError", "setting"),
+    "common.errors": ("SettingsError",),
+    "common.settings": ("setting",),
     "task.base": ("ExampleTask", "Task"),
     "task.examples": ("ExampleSet",),
     "task.models": ("SplitModel", "build_model"),

@@ -1,4 +1,4 @@
-from flwr_frl.common.settings import SettingsError as SettingsError
+from flwr_frl.common.errors import SettingsError as SettingsError
 from flwr_frl.common.settings import setting as setting
 from flwr_frl.task.base import ExampleTask as ExampleTask
 from flwr_frl.task.base import Task as Task

@@ -11,8 +11,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from flwr_frl.common.errors import SettingsError, require
 from flwr_frl.common.run_cache import run_object
-from flwr_frl.common.settings import SettingsError, require
 from flwr_frl.task.checks import check_head, check_model, check_part
 from flwr_frl.task.devices import CPU, current, memory, seeded
 from flwr_frl.task.examples import ExampleSet, Loss

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from flwr_frl.common.settings import SettingsError, reason_of, require
+from flwr_frl.common.errors import SettingsError, reason_of, require
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import EVALUATION_BATCH, IGNORED, ExampleSet, are_classes
 from flwr_frl.task.models.frozen import copy_sharing_frozen, frozen_tensors

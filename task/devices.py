@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from flwr_frl.common.settings import ResourceError, require
+from flwr_frl.common.errors import ResourceError, require
 
 CPU = torch.device("cpu")
 NAMES = "auto, cpu, cuda, cuda:N or mps"

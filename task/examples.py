@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset as TorchDataset
 
-from flwr_frl.common.settings import SettingsError, require
+from flwr_frl.common.errors import SettingsError, require
 
 # Examples are prepared in chunks: large enough that a chunk takes few tensor
 # operations, small enough that a large client never holds all its data as floats.

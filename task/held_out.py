@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flwr_frl.common.settings import Checked, require, setting
+from flwr_frl.common.errors import require
+from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.base import Task
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import named_metrics

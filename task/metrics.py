@@ -8,15 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from flwr_frl.common.errors import SettingsError, need, require, unknown
 from flwr_frl.common.messages import OF_CLIENTS
-from flwr_frl.common.settings import (
-    SettingsError,
-    is_path,
-    load,
-    need,
-    require,
-    unknown,
-)
+from flwr_frl.common.settings import is_path, load
 
 if TYPE_CHECKING:
     from flwr_frl.task.base import Task

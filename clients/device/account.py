@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from flwr.app import ConfigRecord, RecordDict
 
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.files import ACCOUNT_FILE as FILE
 from flwr_frl.common.files import PRIVATE, write_atomically
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training.local_training import TrainCall
 from flwr_frl.task.training.privacy import (

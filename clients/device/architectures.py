@@ -9,9 +9,10 @@ from torch.nn.functional import kl_div, log_softmax, softmax
 from flwr_frl.clients.base import Client, Config
 from flwr_frl.clients.device.groups import WHOLE, Groups, Tensors, under, within
 from flwr_frl.clients.device.training import Objective, minimise
+from flwr_frl.common.errors import SettingsError, require
 from flwr_frl.common.messages import MODEL
 from flwr_frl.common.run_cache import TASKS_AT_A_TIME, run_cache
-from flwr_frl.common.settings import SettingsError, require, setting
+from flwr_frl.common.settings import setting
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.models import SplitModel

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from flwr_frl.clients.base import Client
-from flwr_frl.common.settings import SettingsError, require
+from flwr_frl.common.errors import SettingsError, require
 from flwr_frl.task.base import Task
 from flwr_frl.task.data.datasets import Dataset, ImageSet
 from flwr_frl.task.tasks.image import ImageSettings, ImageTask, PartitionedTask

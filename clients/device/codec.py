@@ -29,8 +29,8 @@ from flwr_frl.common.arrays import (
     reply_with,
     values_of,
 )
+from flwr_frl.common.errors import SettingsError, reason_of, require
 from flwr_frl.common.run_cache import run_object
-from flwr_frl.common.settings import SettingsError, reason_of, require
 from flwr_frl.task.models.split_model import LARGE
 
 # Bytes of the largest numbers that torch has.

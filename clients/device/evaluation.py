@@ -9,8 +9,8 @@ import torch
 from flwr.common import Scalar, log
 from torch import Tensor, nn
 
+from flwr_frl.common.errors import error_line
 from flwr_frl.common.run_cache import run_cache
-from flwr_frl.common.settings import error_line
 from flwr_frl.task.base import Task
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.metrics import Metric

@@ -16,9 +16,9 @@ import torch
 from flwr.common import NDArrays, Scalar
 from torch import Tensor, nn
 
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.messages import IS_CHANGE
 from flwr_frl.common.run_cache import TASKS_AT_A_TIME, run_cache
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import CPU
 

@@ -41,8 +41,9 @@ from flwr_frl.clients.device.state import StoredArrays
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import ReplyRows, Request, RowArrays, RowReply, finite_rows
 from flwr_frl.common.compression import NONE
+from flwr_frl.common.errors import TrainingDivergedError, reason_of
 from flwr_frl.common.run_cache import run_object
-from flwr_frl.common.settings import TrainingDivergedError, load, reason_of
+from flwr_frl.common.settings import load
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import CPU, RngContext
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet

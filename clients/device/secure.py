@@ -18,13 +18,14 @@ from pydantic import TypeAdapter
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import entries_of, fill, memory_record, reply_with
+from flwr_frl.common.errors import require
 from flwr_frl.common.files import PRIVATE, write_atomically
 from flwr_frl.common.secure import messages as steps
 from flwr_frl.common.secure.fixed_point import Plan
 from flwr_frl.common.secure.messages import SECURE, texts_in
 from flwr_frl.common.secure.primitives import mark
 from flwr_frl.common.secure.protocol import FEWEST, SURVIVED, Member, demand, number
-from flwr_frl.common.settings import Checked, Settings, build, require, setting
+from flwr_frl.common.settings import Checked, Settings, build, setting
 
 # Name of the file, and of the record in memory, with the sums that were unmasked.
 UNMASKED = "secure-rounds"

@@ -20,17 +20,15 @@ from flwr_frl.clients.device.state import PersonalState, quoted, state_directory
 from flwr_frl.clients.device.upload import Upload
 from flwr_frl.common import messages as keys
 from flwr_frl.common.compression import NONE, UploadSettings
+from flwr_frl.common.errors import SettingsError, require, unknown
 from flwr_frl.common.settings import (
     Maker,
     Settings,
-    SettingsError,
     checked_by,
     declared,
     defaults,
     facts,
-    require,
     setting,
-    unknown,
     version,
 )
 from flwr_frl.task import devices

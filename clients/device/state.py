@@ -20,9 +20,10 @@ from safetensors import SafetensorError
 
 from flwr_frl.common import files
 from flwr_frl.common.arrays import entries_of, fill, is_finite, memory_record, values_of
+from flwr_frl.common.errors import TrainingDivergedError, require
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.sealed import Arrays, seal, unseal
-from flwr_frl.common.settings import TrainingDivergedError, is_possible, require
+from flwr_frl.common.settings import is_possible
 
 PREFIX = "personal-"
 # Number of other runs' versions, the newest ones, that a run does not delete.

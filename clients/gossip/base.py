@@ -27,7 +27,7 @@ from flwr_frl.clients.gossip.flat import SMALLEST_SKETCHED, FlatParameters, sket
 from flwr_frl.clients.gossip.settings import CompressedGossipSettings, GossipSettings
 from flwr_frl.common import compression
 from flwr_frl.common import messages as keys
-from flwr_frl.common.settings import TrainingDivergedError
+from flwr_frl.common.errors import TrainingDivergedError
 from flwr_frl.task.base import Task
 from flwr_frl.task.training.local_training import gradient
 from flwr_frl.task.training.sgd import trainable_examples

@@ -8,8 +8,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from flwr_frl.common.errors import require
 from flwr_frl.common.messages import SKETCH
-from flwr_frl.common.settings import require
 from flwr_frl.task.training.sgd import SGD
 
 # Devices with private data send sketches of models with at least this many parameters.

@@ -29,8 +29,8 @@ from flwr_frl.clients.gossip.base import (
 from flwr_frl.clients.gossip.flat import FlatParameters
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import Matrix, ReplyRows, RowArrays, RowReply, layout_of
+from flwr_frl.common.errors import TrainingDivergedError
 from flwr_frl.common.run_cache import run_cache, run_object
-from flwr_frl.common.settings import TrainingDivergedError
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seed
 from flwr_frl.task.examples import Batch

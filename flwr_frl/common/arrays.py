@@ -41,8 +41,8 @@ from flwr.app import (
 )
 from flwr.serverapp import Grid
 
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.messages import ARRAYS, BATCH_NORM, BYTES, CONFIG, MESSAGE, METRICS
-from flwr_frl.common.settings import SettingsError
 
 NDArray = npt.NDArray[Any]
 Record = TypeVar("Record", bound=MutableMapping[str, Any])

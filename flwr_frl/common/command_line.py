@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
-from flwr_frl.common.settings import Setting, SettingsError, TrainingDivergedError
+from flwr_frl.common.errors import SettingsError, TrainingDivergedError
+from flwr_frl.common.settings import Setting
 
 # A pair ``name=value``, as in Flower's `parse_config_args`.
 PAIR = re.compile(r"""(\S+?)=('[^']*'|"[^"]*"|\S+)""")

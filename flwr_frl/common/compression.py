@@ -45,7 +45,8 @@ import numpy as np
 import numpy.typing as npt
 from numpy.typing import NDArray
 
-from flwr_frl.common.settings import Checked, require, setting
+from flwr_frl.common.errors import require
+from flwr_frl.common.settings import Checked, setting
 
 Float32s = NDArray[np.float32]
 Bytes = NDArray[np.uint8]

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 
 # Mode of files that only their owner may read: heads, checkpoints, privacy accounts.
 PRIVATE = 0o600

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from flwr_frl.common.settings import printable
+from flwr_frl.common.errors import printable
 
 # Largest length of a client's text in a log line.
 LONGEST_LINE = 300

@@ -8,15 +8,8 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from flwr_frl.common.settings import (
-    Resolved,
-    defaults,
-    facts,
-    is_path,
-    require,
-    resolve,
-    unknown,
-)
+from flwr_frl.common.errors import require, unknown
+from flwr_frl.common.settings import Resolved, defaults, facts, is_path, resolve
 from flwr_frl.task.names import GENERATED, IN_FOLDERS
 
 # Settings that a trained model does not need, and the values of withheld ones.

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flwr_frl.clients.device.card import CARD, card_of, read_card
+from flwr_frl.common.errors import SettingsError, reading, reason_of, require
 from flwr_frl.common.files import write_atomically
-from flwr_frl.common.settings import SettingsError, reading, reason_of, require
 from flwr_frl.task.base import Task
 from flwr_frl.task.data.datasets import IMAGE_SUFFIXES
 from flwr_frl.task.data.tables import DataFrame

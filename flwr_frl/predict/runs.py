@@ -33,20 +33,10 @@ from flwr_frl.clients.device.state import (
     versions_in,
 )
 from flwr_frl.common import checkpoint
+from flwr_frl.common.errors import SettingsError, reading, require, unknown
 from flwr_frl.common.files import refuse_links
 from flwr_frl.common.messages import FROZEN_DIGEST
-from flwr_frl.common.settings import (
-    Setting,
-    Settings,
-    SettingsError,
-    build,
-    declared,
-    facts,
-    is_path,
-    reading,
-    require,
-    unknown,
-)
+from flwr_frl.common.settings import Setting, Settings, build, declared, facts, is_path
 from flwr_frl.predict.file_settings import UNUSED, need, separate
 from flwr_frl.predict.predictor import FilePath, Predictor, check_arrays, check_size
 from flwr_frl.strategies.algorithms import settings_owners, strategy_class

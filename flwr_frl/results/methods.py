@@ -14,8 +14,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from flwr_frl.common.errors import require
 from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES
-from flwr_frl.common.settings import require
 from flwr_frl.common.text import short_name
 from flwr_frl.results.results import (
     PROTOCOLS,

@@ -10,8 +10,8 @@ from filelock import FileLock, Timeout
 from flwr.common import log
 
 from flwr_frl.common.checkpoint import FILE as CHECKPOINT
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.files import ACCOUNT_FILE, PRIVATE, refuse_links, write_atomically
-from flwr_frl.common.settings import SettingsError
 
 # The folder of the simulated clients' states, and the names of the files of a client.
 STATES, OF_CLIENT = "clients", ("*.safetensors*", f"*{ACCOUNT_FILE}*")

@@ -16,8 +16,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from flwr_frl.common.command_line import Parser, exit_code
+from flwr_frl.common.errors import require
 from flwr_frl.common.files import write_atomically
-from flwr_frl.common.settings import require
 from flwr_frl.results import uplot
 from flwr_frl.results.page_data import read_folder
 from flwr_frl.results.page_script import SCRIPT, STYLE

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from rich.progress import track
 
-from flwr_frl.common.settings import ResourceError
+from flwr_frl.common.errors import ResourceError
 
 Result = TypeVar("Result")
 # Sent by a closing terminal; Windows has no such signal.

@@ -11,6 +11,7 @@ from typing import Any, TypeGuard
 import numpy as np
 from flwr.common import log
 
+from flwr_frl.common.errors import require
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.messages import (
     CLASS_COUNTS,
@@ -18,7 +19,7 @@ from flwr_frl.common.messages import (
     OF_CLIENTS,
     TESTED_MODEL,
 )
-from flwr_frl.common.settings import Settings, require
+from flwr_frl.common.settings import Settings
 from flwr_frl.common.text import several, short_name
 
 Row = dict[str, Any]

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from flwr.common import log
 
+from flwr_frl.common.errors import require
 from flwr_frl.common.messages import TESTED_MODEL
-from flwr_frl.common.settings import Setting, Settings, defaults, facts, require
+from flwr_frl.common.settings import Setting, Settings, defaults, facts
 from flwr_frl.results.results import (
     CLIENTS,
     METRICS,

@@ -12,15 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from flwr_frl.common.checkpoint import FILE as CHECKPOINT
+from flwr_frl.common.errors import SettingsError, require
 from flwr_frl.common.files import refuse_links
-from flwr_frl.common.settings import (
-    Setting,
-    Settings,
-    SettingsError,
-    converted,
-    defaults,
-    require,
-)
+from flwr_frl.common.settings import Setting, Settings, converted, defaults
 from flwr_frl.common.text import short_name
 from flwr_frl.results.comparison import write_comparison
 from flwr_frl.results.output import archive_run

@@ -13,7 +13,8 @@ from typing import Any, Self
 
 from flwr.common import log
 
-from flwr_frl.common.settings import Settings, load, require
+from flwr_frl.common.errors import require
+from flwr_frl.common.settings import Settings, load
 from flwr_frl.common.text import one_line
 from flwr_frl.results.results import Row, is_number
 

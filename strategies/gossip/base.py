@@ -12,8 +12,9 @@ from flwr.common import log
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.messages import EXCHANGED_ROUND, SERVER_ROUND, SKETCH
-from flwr_frl.common.settings import SettingsError, number_or, setting
+from flwr_frl.common.settings import number_or, setting
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.gossip import graphs
 from flwr_frl.strategies.server.checkpoint import State

@@ -17,7 +17,7 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-from flwr_frl.common.settings import SettingsError, reading, require, unknown
+from flwr_frl.common.errors import SettingsError, reading, require, unknown
 
 Edges = NDArray[np.int64]
 Weights = NDArray[np.float64]

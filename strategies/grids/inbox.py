@@ -26,7 +26,7 @@ from flwr_frl.common.arrays import (
     plain,
     response_hooks,
 )
-from flwr_frl.common.settings import SettingsError, error_line
+from flwr_frl.common.errors import SettingsError, error_line
 from flwr_frl.common.text import several
 
 # Seconds between two pulls: the minimum, the fraction of the time waited so far, and

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from logging import ERROR
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 
 # Number of processes that share a GPU; more would wait for each other and use memory.
 WORKERS_A_GPU = 4

@@ -22,13 +22,13 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common.arrays import Request, enter_run, error_reply, plain, request_of
-from flwr_frl.common.messages import ANSWERS_NO_QUERY
-from flwr_frl.common.settings import (
+from flwr_frl.common.errors import (
     ResourceError,
     SettingsError,
     TrainingDivergedError,
     need,
 )
+from flwr_frl.common.messages import ANSWERS_NO_QUERY
 from flwr_frl.strategies.grids.ray_workers import resources_of_a_worker, start_ray
 
 # Exceptions whose message is one line for the user.

@@ -14,15 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from flwr.app import Message, MessageType
 
-from flwr_frl.common.settings import (
-    Checked,
-    Settings,
-    build,
-    reading,
-    require,
-    setting,
-    unknown,
-)
+from flwr_frl.common.errors import reading, require, unknown
+from flwr_frl.common.settings import Checked, Settings, build, setting
 from flwr_frl.strategies.grids.inbox import Closing, GridDecorator
 
 Times = npt.NDArray[np.float64]

@@ -13,8 +13,9 @@ from safetensors import SafetensorError
 
 from flwr_frl.common.arrays import values_of
 from flwr_frl.common.checkpoint import FILE, OTHER_SETTINGS, Content, pack, read
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.files import PRIVATE, write_atomically
-from flwr_frl.common.settings import Settings, SettingsError, facts
+from flwr_frl.common.settings import Settings, facts
 from flwr_frl.strategies.server.replies import Arrays, to_record
 
 

@@ -17,8 +17,9 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import values_of
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.sealed import digest
-from flwr_frl.common.settings import SettingsError, version
+from flwr_frl.common.settings import version
 from flwr_frl.common.text import one_line, several
 from flwr_frl.strategies.server.replies import (
     InvalidReplyError,

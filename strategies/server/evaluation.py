@@ -12,7 +12,7 @@ from flwr.common import log
 from flwr.serverapp import Grid
 
 from flwr_frl.common import messages as keys
-from flwr_frl.common.settings import require
+from flwr_frl.common.errors import require
 from flwr_frl.common.text import several
 from flwr_frl.strategies.server.clients import Clients
 from flwr_frl.strategies.server.replies import metric_record

@@ -16,9 +16,9 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
 from flwr_frl.common.checkpoint import FILE
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.files import write_atomically
 from flwr_frl.common.messages import NUM_EXAMPLES, NUM_TEST_EXAMPLES, TESTED_MODEL
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.common.text import several
 from flwr_frl.results.report import Report
 from flwr_frl.results.results import STATUS, describe, log_os_errors, strict_json

@@ -17,9 +17,9 @@ import numpy as np
 from flwr.app import ArrayRecord
 from flwr.common import log
 
+from flwr_frl.common.errors import SettingsError, need, require
 from flwr_frl.common.files import ACCOUNT_FILE, PRIVATE, write_atomically
 from flwr_frl.common.messages import COLUMNS, INCOMPATIBLE_WITH_NOISE
-from flwr_frl.common.settings import SettingsError, need, require
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server.aggregation import Sent, norm
 from flwr_frl.strategies.server.replies import Arrays, rounded_to

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from flwr_frl.common import messages as keys
 from flwr_frl.common.arrays import Layout, RowReply, entries_of, size_of, values_of
-from flwr_frl.common.settings import SettingsError, require, unknown
+from flwr_frl.common.errors import SettingsError, require, unknown
 from flwr_frl.common.text import one_line
 from flwr_frl.strategies.server import aggregation as rules
 from flwr_frl.strategies.server.optimizer import optimizer_step

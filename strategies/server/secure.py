@@ -27,13 +27,14 @@ from flwr_frl.common.arrays import (
     reply_with,
     size_of,
 )
+from flwr_frl.common.errors import require
 from flwr_frl.common.files import PRIVATE, write_atomically
 from flwr_frl.common.sealed import Arrays, seal, unseal
 from flwr_frl.common.secure import messages as steps
 from flwr_frl.common.secure.fixed_point import Plan
 from flwr_frl.common.secure.messages import SECURE
 from flwr_frl.common.secure.protocol import FEWEST, Coordinator, RefusedError, demand
-from flwr_frl.common.settings import Checked, Settings, build, require, setting
+from flwr_frl.common.settings import Checked, Settings, build, setting
 from flwr_frl.strategies.base import Strategy, inherits
 from flwr_frl.strategies.grids.inbox import Closing, GridDecorator
 from flwr_frl.strategies.server.replies import (

@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Literal
 
 from flwr.serverapp.strategy import Strategy as FlowerStrategy
 
+from flwr_frl.common.errors import require
 from flwr_frl.common.settings import (
     Checked,
     Settings,
     build,
     refuse_misspelt,
-    require,
     setting,
     settings_of,
     with_traits,

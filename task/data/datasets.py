@@ -25,18 +25,16 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps
 
-from flwr_frl.common.files import atomic_file, write_atomically
-from flwr_frl.common.settings import (
-    Checked,
-    PathText,
+from flwr_frl.common.errors import (
     SettingsError,
     need,
     reading,
     reason_of,
     require,
-    setting,
     unknown,
 )
+from flwr_frl.common.files import atomic_file, write_atomically
+from flwr_frl.common.settings import Checked, PathText, setting
 from flwr_frl.task.names import DOWNLOADED, TASKS
 
 Integers = npt.NDArray[np.int64]

@@ -20,15 +20,8 @@ from typing import Annotated, Literal
 import numpy as np
 import numpy.typing as npt
 
-from flwr_frl.common.settings import (
-    Checked,
-    checked_by,
-    is_path,
-    load,
-    reading,
-    require,
-    setting,
-)
+from flwr_frl.common.errors import reading, require
+from flwr_frl.common.settings import Checked, checked_by, is_path, load, setting
 from flwr_frl.task.data.datasets import Dataset
 
 Proportions = npt.NDArray[np.float64]

@@ -19,14 +19,8 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 from PIL import Image
 
-from flwr_frl.common.settings import (
-    SettingsError,
-    need,
-    reading,
-    require,
-    setting,
-    unknown,
-)
+from flwr_frl.common.errors import SettingsError, need, reading, require, unknown
+from flwr_frl.common.settings import setting
 from flwr_frl.task.data.datasets import (
     FORM,
     Dataset,

@@ -12,14 +12,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from flwr_frl.common.settings import (
-    Checked,
-    SettingsError,
-    need,
-    require,
-    setting,
-    unknown,
-)
+from flwr_frl.common.errors import SettingsError, need, require, unknown
+from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.base import Task
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.held_out import changed

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.common.settings import SettingsError, reason_of, require, unknown
+from flwr_frl.common.errors import SettingsError, reason_of, require, unknown
 from flwr_frl.task.models.split_model import SplitModel
 
 # Largest number of values of one input: an RGB image of 4096 x 4096 pixels.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.task.devices import random_state, set_random_state
 from flwr_frl.task.models.layers import covers
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.common.settings import need, reading, require
+from flwr_frl.common.errors import need, reading, require
 
 ALLOWED = (
     "hf-text:NAME with a folder that holds a transformer, an installed package that "

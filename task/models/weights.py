@@ -8,8 +8,8 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from flwr_frl.common.errors import SettingsError, reading
 from flwr_frl.common.sealed import SHA256, Arrays, check, digest
-from flwr_frl.common.settings import SettingsError, reading
 from flwr_frl.common.text import one_line
 from flwr_frl.task.models.split_model import SplitModel
 

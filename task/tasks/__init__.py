@@ -5,6 +5,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from flwr_frl.common.errors import require, unknown
 from flwr_frl.common.run_cache import TASKS_AT_A_TIME, run_cache
 from flwr_frl.common.settings import (
     Setting,
@@ -14,8 +15,6 @@ from flwr_frl.common.settings import (
     is_path,
     load,
     made_by,
-    require,
-    unknown,
 )
 from flwr_frl.task.base import BaseTask, ExampleTask, Task
 from flwr_frl.task.data.datasets import SOURCES

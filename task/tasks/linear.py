@@ -16,7 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from flwr_frl.common.settings import Checked, require, setting
+from flwr_frl.common.errors import require
+from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.devices import seeded
 from flwr_frl.task.examples import ExampleSet, Loss

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.common.settings import Setting, require, setting
+from flwr_frl.common.errors import require
+from flwr_frl.common.settings import Setting, setting
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.data.datasets import Dataset, load
 from flwr_frl.task.data.tables import (

@@ -17,7 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.common.settings import Checked, PathText, reading, require, setting
+from flwr_frl.common.errors import reading, require
+from flwr_frl.common.settings import Checked, PathText, setting
 from flwr_frl.task.base import BaseTask
 from flwr_frl.task.data.datasets import named_classes
 from flwr_frl.task.data.tables import HELD_OUT_SEED

@@ -15,8 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from flwr_frl.common.errors import error_line
 from flwr_frl.common.run_cache import run_cache
-from flwr_frl.common.settings import error_line
 from flwr_frl.task.training.stacked import (
     Objective,
     StackedBatch,

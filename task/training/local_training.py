@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from flwr_frl.common.settings import TrainingDivergedError, is_path
+from flwr_frl.common.errors import TrainingDivergedError
+from flwr_frl.common.settings import is_path
 from flwr_frl.task.devices import RngContext, current, differentiable
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet, Loss, are_classes
 from flwr_frl.task.models.split_model import LARGE, Part, SplitModel

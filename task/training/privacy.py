@@ -20,13 +20,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.common.settings import (
-    Checked,
-    need,
-    require,
-    require_all_of_noise,
-    setting,
-)
+from flwr_frl.common.errors import need, require
+from flwr_frl.common.settings import Checked, require_all_of_noise, setting
 from flwr_frl.task.devices import seed
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models.split_model import SplitModel

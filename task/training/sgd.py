@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.common.settings import Checked, TrainingDivergedError, require, setting
+from flwr_frl.common.errors import TrainingDivergedError, require
+from flwr_frl.common.settings import Checked, setting
 from flwr_frl.task.devices import current
 from flwr_frl.task.examples import Batch, ExampleSet
 from flwr_frl.task.models.split_model import Part, SplitModel, on_trial

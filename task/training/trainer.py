@@ -10,7 +10,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from flwr_frl.common.settings import is_path, load, require, setting, unknown
+from flwr_frl.common.errors import require, unknown
+from flwr_frl.common.settings import is_path, load, setting
 from flwr_frl.task.training.sgd import SGD, Optimizer, SGDOptimizer
 
 # Added to a norm by which gradients are divided, as in torch.

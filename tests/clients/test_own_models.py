@@ -14,7 +14,8 @@ from torch import nn
 from flwr_frl import FedRep, setting, simulate
 from flwr_frl.clients import FedAvgClient, FedProtoClient, FedRepClient
 from flwr_frl.clients.device.state import PersonalState
-from flwr_frl.common.settings import SettingsError, build
+from flwr_frl.common.errors import SettingsError
+from flwr_frl.common.settings import build
 from flwr_frl.task.base import ExampleTask
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel

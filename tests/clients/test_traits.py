@@ -22,8 +22,9 @@ from flwr_frl.clients import (
 )
 from flwr_frl.clients.base import deployed_kind, needs_classes
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.common.errors import require
 from flwr_frl.common.messages import TESTED_MODELS
-from flwr_frl.common.settings import build, require, setting
+from flwr_frl.common.settings import build, setting
 from flwr_frl.task.base import ExampleTask, Task
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel

@@ -8,18 +8,8 @@ import pytest
 from declarations import COUNT, MoreSteps, function
 from refusals import assert_says, code_of, refusal
 
-from flwr_frl.common.settings import (
-    Declared,
-    ResourceError,
-    SettingsError,
-    defaults,
-    is_path,
-    load,
-    need,
-    require,
-    resolve,
-    unknown,
-)
+from flwr_frl.common.errors import ResourceError, SettingsError, need, require, unknown
+from flwr_frl.common.settings import Declared, defaults, is_path, load, resolve
 
 
 def test_unknown_names_raise_with_the_most_similar_one():

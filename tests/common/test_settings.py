@@ -14,6 +14,7 @@ from refusals import code_of, refusal
 from flwr_frl.clients.algorithms import owners
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.setup import DeviceSettings
+from flwr_frl.common.errors import require
 from flwr_frl.common.settings import (
     Declared,
     PathText,
@@ -21,7 +22,6 @@ from flwr_frl.common.settings import (
     declared,
     defaults,
     load,
-    require,
     setting,
 )
 from flwr_frl.strategies.algorithms import ALGORITHMS

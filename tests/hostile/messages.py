@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.gossip.base import LostStateError
-from flwr_frl.common.settings import SettingsError, TrainingDivergedError
+from flwr_frl.common.errors import SettingsError, TrainingDivergedError
 from flwr_frl.strategies import ALGORITHMS, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 

@@ -15,7 +15,8 @@ from mutations import WORDS, Rng, content_of, pick, scalar
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.common.arrays import is_finite
-from flwr_frl.common.settings import Settings, SettingsError, resolve
+from flwr_frl.common.errors import SettingsError
+from flwr_frl.common.settings import Settings, resolve
 from flwr_frl.results.results import strict_json
 from flwr_frl.strategies import ALGORITHMS, build_strategy
 from flwr_frl.strategies.base import Strategy

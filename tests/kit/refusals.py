@@ -5,7 +5,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 
 
 def refusal(
@@ -37,5 +37,5 @@ def uninstall(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     def find(name: str) -> object:
         return None if name in packages else find_spec(name)
 
-    monkeypatch.setattr("flwr_frl.common.settings.find_spec", find)
+    monkeypatch.setattr("flwr_frl.common.errors.find_spec", find)
     monkeypatch.setattr("flwr_frl.results.comparison.find_spec", find)

@@ -15,8 +15,9 @@ from safetensors.numpy import load_file
 
 from flwr_frl.clients.base import Client
 from flwr_frl.clients.device.state import PersonalState
+from flwr_frl.common.errors import TrainingDivergedError
 from flwr_frl.common.messages import FROZEN_DIGEST
-from flwr_frl.common.settings import TrainingDivergedError, resolve
+from flwr_frl.common.settings import resolve
 from flwr_frl.predict import load_run, personalize
 
 BRIGHTNESS = np.array([30, 110, 200])

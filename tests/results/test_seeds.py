@@ -3,7 +3,7 @@
 import pytest
 from refusals import code_of
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.results.sweep import Sweep, in_folder, over_seeds, points_of
 
 

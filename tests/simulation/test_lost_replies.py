@@ -8,7 +8,7 @@ from refusals import code_of
 
 from flwr_frl import simulate
 from flwr_frl.clients import app as client_app
-from flwr_frl.common.settings import TrainingDivergedError
+from flwr_frl.common.errors import TrainingDivergedError
 
 # Steps with which the models of multi-task optimisation overflow in round 4
 DIVERGING = {"saddle_step": 20.0, "dual_regularizer": "0.001"}

@@ -19,8 +19,9 @@ from dp_accounting import dp_event
 from dp_accounting.rdp import RdpAccountant
 
 from flwr_frl.clients.algorithms import client_class
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.files import ACCOUNT_FILE
-from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies.algorithms import build_strategy
 from flwr_frl.strategies.server.privacy import epsilon
 from flwr_frl.strategies.server.round import Participation

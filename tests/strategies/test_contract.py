@@ -39,7 +39,7 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.codec import unpack
 from flwr_frl.clients.device.setup import build_client
 from flwr_frl.clients.representation_transfer import FeatureTransferClient
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.strategies.algorithms import ALGORITHMS, settings_owners
 from flwr_frl.strategies.fedbuff import AsynchronousRounds
 from flwr_frl.strategies.gossip.base import Gossip

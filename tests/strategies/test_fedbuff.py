@@ -8,7 +8,7 @@ import pytest
 from inline_runs import rows_of
 from quadratic_clients import CLIENTS, TARGETS, quadratic, step
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.strategies import FedAsync, FedAvg, FedBuff
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.grids.speeds import SimulatedArrivals, SpeedModel

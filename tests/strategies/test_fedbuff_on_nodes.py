@@ -8,7 +8,7 @@ from flwr.app import Message, MessageType
 from flwr.common.constant import SUPERLINK_NODE_ID
 from quadratic_clients import quadratic
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.strategies import FedAsync, FedAvg, FedBuff
 from flwr_frl.strategies.grids import inbox
 from flwr_frl.strategies.grids.inbox import Inbox

@@ -9,7 +9,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from seen_replies import round_of
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.common.settings import SettingsError, build
+from flwr_frl.common.errors import SettingsError
+from flwr_frl.common.settings import build
 from flwr_frl.strategies import FedRepLinear, build_strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.task.tasks.linear import LinearTask, principal_angle_distance

@@ -9,7 +9,7 @@ from named_tasks import dashed
 from outsiders import Hooked
 
 from flwr_frl import running
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server_app import server_settings

@@ -16,7 +16,7 @@ from softmax_runs import (
     start,
 )
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.task import ExampleSet, ExampleTask
 
 BETA = 0.6

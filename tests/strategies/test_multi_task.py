@@ -16,7 +16,8 @@ from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PREFIX, PersonalState
 from flwr_frl.clients.multi_task import SyntheticMultiTaskClient, constraint_class
 from flwr_frl.common.compression import Identity, RandK, Sign, TopK
-from flwr_frl.common.settings import SettingsError, build
+from flwr_frl.common.errors import SettingsError
+from flwr_frl.common.settings import build
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.graphs import build_graph
 from flwr_frl.strategies.grids.simulation import InlineGrid

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.device.state import PREFIX
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.predict import load_run
 from flwr_frl.strategies import build_strategy
 from flwr_frl.strategies.gossip.graphs import build_graph

@@ -4,7 +4,8 @@ import pytest
 from function_clients import START, grid_of
 
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.common.errors import SettingsError
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.algorithms import simulation_defaults
 from flwr_frl.strategies.grids.simulation import InlineGrid

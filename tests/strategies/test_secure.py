@@ -9,11 +9,11 @@ from flwr.app import ConfigRecord, RecordDict
 from secure_runs import SECURED, Found, N, assert_same, lost, run
 
 from flwr_frl.common.arrays import memory_record
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.messages import ACKNOWLEDGED_ROUND
 from flwr_frl.common.secure.fixed_point import Plan
 from flwr_frl.common.secure.messages import SECURE, WORDS, digest
 from flwr_frl.common.secure.protocol import BOX
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import Strategy
 from flwr_frl.strategies.server import secure
 

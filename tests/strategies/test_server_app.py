@@ -14,7 +14,8 @@ from function_clients import START, averaging, changing, grid_of, honest
 from inline_runs import rows_in
 from named_tasks import dashed
 
-from flwr_frl.common.settings import SettingsError, defaults, resolve
+from flwr_frl.common.errors import SettingsError
+from flwr_frl.common.settings import defaults, resolve
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import to_record

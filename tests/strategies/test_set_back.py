@@ -9,8 +9,9 @@ from inline_runs import rows_in
 from safetensors.numpy import load_file
 
 from flwr_frl.clients.client_app import make_app
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.messages import ACKNOWLEDGED_ROUND
-from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies.grids.simulation import InlineGrid
 from flwr_frl.strategies.server_app import serve
 

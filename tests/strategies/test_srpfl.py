@@ -8,7 +8,7 @@ from flwr.app import Message, RecordDict
 from function_clients import grid_of
 from srpfl_runs import settings_of
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.strategies import SRPFL, Strategy, build_strategy
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.server.round import Round

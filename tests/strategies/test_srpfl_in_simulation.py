@@ -12,7 +12,7 @@ from srpfl_runs import recorded, settings_of, simulated
 
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.client_app import make_app
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.strategies import SRPFL, FedAvg, FedBuff, build_strategy
 from flwr_frl.strategies.grids.inbox import Inbox
 from flwr_frl.strategies.grids.simulation import InlineGrid

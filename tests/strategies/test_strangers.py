@@ -23,7 +23,7 @@ from flwr.app import (
 from flwr.clientapp import ClientApp
 from torch import nn
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.strategies import DPSGD, FLUTE, SCAFFOLD, SRPFL, ChocoSGD, FedPer, FedRep
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid

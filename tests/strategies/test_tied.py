@@ -9,7 +9,8 @@ from torch import nn
 
 from flwr_frl.clients.algorithms import client_class
 from flwr_frl.clients.device.groups import under
-from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.common.errors import SettingsError
+from flwr_frl.common.settings import resolve
 from flwr_frl.task import ExampleSet, ExampleTask, SplitModel
 
 

@@ -7,7 +7,7 @@ from named_tasks import task_of
 from refusals import assert_says, uninstall
 
 from flwr_frl import running
-from flwr_frl.common.settings import need
+from flwr_frl.common.errors import need
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.grids.simulation import RayGrid
 

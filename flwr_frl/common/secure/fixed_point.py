@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
+from flwr_frl.common.errors import require
 from flwr_frl.common.secure.primitives import Words
-from flwr_frl.common.settings import require
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 Floats = npt.NDArray[np.float64]

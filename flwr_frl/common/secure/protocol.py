@@ -28,9 +28,9 @@ import numpy.typing as npt
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from pydantic import ConfigDict
 
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.secure import primitives as crypto
 from flwr_frl.common.secure.primitives import KEY, MARK, SEED, Words, mark
-from flwr_frl.common.settings import SettingsError
 
 Texts = Mapping[int, bytes]
 # Bytes of the two public keys, with and without a public key and a signature.

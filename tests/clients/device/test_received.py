@@ -20,7 +20,7 @@ from refusals import assert_says, code_of, refusal
 from flwr_frl.clients.device import groups
 from flwr_frl.clients.device.codec import LAST_ROUND, check_config
 from flwr_frl.clients.device.state import PersonalState, state_directory
-from flwr_frl.common.settings import TrainingDivergedError
+from flwr_frl.common.errors import TrainingDivergedError
 
 WRONG = {
     "server-round": ["1", 1.5, -1, LAST_ROUND + 1, [1], b"1", True],

@@ -11,10 +11,11 @@ from refusals import code_of
 from flwr_frl.clients.device.secure import Rules, answer, check_message, check_rules
 from flwr_frl.clients.device.setup import check_names
 from flwr_frl.clients.fedavg import FedAvgClient
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.secure.fixed_point import Plan
 from flwr_frl.common.secure.messages import SECURE, SHORT, record_of, texts_in
 from flwr_frl.common.secure.protocol import Coordinator
-from flwr_frl.common.settings import SettingsError, build
+from flwr_frl.common.settings import build
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from gossip_clients import by_algorithm, client_of, config_of, received
 from small_models import CE, torch_groups
 
 from flwr_frl.clients.gossip.base import exchanges
-from flwr_frl.common.settings import TrainingDivergedError
+from flwr_frl.common.errors import TrainingDivergedError
 
 pytestmark = pytest.mark.usefixtures("softmax")
 

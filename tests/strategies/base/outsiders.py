@@ -5,7 +5,8 @@ from typing import ClassVar
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flwr_frl.common.settings import SettingsError, setting
+from flwr_frl.common.errors import SettingsError
+from flwr_frl.common.settings import setting
 from flwr_frl.strategies import Strategy
 from flwr_frl.strategies.grids.inbox import GridDecorator
 

@@ -7,7 +7,8 @@ from function_clients import START, Client, averaging, grid_of, honest, train_on
 from malformed import crash
 from participants import properties_of
 
-from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.common.errors import SettingsError
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import FedAvg, base
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.grids.simulation import InlineGrid

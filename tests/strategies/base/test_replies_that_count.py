@@ -16,7 +16,7 @@ from function_clients import (
 )
 from malformed import MALFORMED, RETICENT, Trap, with_one_bad
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.strategies import FedAvg
 from flwr_frl.strategies.server.loop import run_rounds
 from flwr_frl.strategies.server.replies import to_record

@@ -7,7 +7,8 @@ import pytest
 from function_clients import grid_of, train_once
 
 from flwr_frl.clients import FedRepClient
-from flwr_frl.common.settings import SettingsError, declared, setting
+from flwr_frl.common.errors import SettingsError
+from flwr_frl.common.settings import declared, setting
 from flwr_frl.strategies import FedAvg, FedProx, FedRep, Strategy
 from flwr_frl.strategies.server.checkpoint import State
 from flwr_frl.strategies.server.traits import StrategySettings, StrategyTraits

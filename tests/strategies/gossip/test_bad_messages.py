@@ -10,7 +10,8 @@ from gossip_network import ALGORITHMS, FULL_BATCH, RING, D, Lines, N, Network, n
 
 from flwr_frl.clients.client_app import make_app
 from flwr_frl.clients.gossip.base import Node
-from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.common.errors import SettingsError
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies import ChocoSGD
 from flwr_frl.strategies.grids.simulation import InlineGrid
 

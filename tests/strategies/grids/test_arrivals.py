@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Error, Message, RecordDict
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.strategies.grids import inbox
 from flwr_frl.strategies.grids.inbox import Closing, Inbox
 from flwr_frl.strategies.grids.speeds import SimulatedArrivals, SpeedModel

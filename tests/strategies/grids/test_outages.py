@@ -11,7 +11,7 @@ from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.strategies.grids import inbox
 from flwr_frl.strategies.grids.inbox import PULL_INTERVAL, Closing, Inbox
 

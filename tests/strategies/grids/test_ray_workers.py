@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flwr_frl.common.settings import ResourceError, SettingsError
+from flwr_frl.common.errors import ResourceError, SettingsError
 from flwr_frl.strategies.grids import ray_workers
 from flwr_frl.strategies.grids.ray_workers import resources_of_a_worker
 from flwr_frl.strategies.grids.simulation import RayGrid, split

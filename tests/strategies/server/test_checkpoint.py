@@ -10,8 +10,9 @@ from function_clients import grid_of
 from safetensors.numpy import save
 
 from flwr_frl.common.checkpoint import FILE
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.sealed import seal
-from flwr_frl.common.settings import SettingsError, resolve
+from flwr_frl.common.settings import resolve
 from flwr_frl.strategies.base import Strategy
 from flwr_frl.strategies.server.checkpoint import Checkpoint
 from flwr_frl.strategies.server.replies import to_record

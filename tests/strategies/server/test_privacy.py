@@ -11,8 +11,8 @@ from flwr.app import ConfigRecord
 from function_clients import averaging, grid_of, replies_of, train_once
 from scipy.stats import norm
 
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.common.files import ACCOUNT_FILE
-from flwr_frl.common.settings import SettingsError
 from flwr_frl.strategies import FLUTE, FedAvg, FLUTEStar
 from flwr_frl.strategies.fedrep import FedRepLinear
 from flwr_frl.strategies.server.privacy import ClientPrivacy, epsilon

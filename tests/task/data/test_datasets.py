@@ -13,7 +13,7 @@ from pictures import load, numbers
 from PIL import Image
 from refusals import code_of, refusal
 
-from flwr_frl.common.settings import SettingsError
+from flwr_frl.common.errors import SettingsError
 from flwr_frl.task.data import datasets
 from flwr_frl.task.data.datasets import ABOUT, DataSettings, Pictures, load_dataset
 

@@ -17,7 +17,7 @@ from small_models import (
 )
 from torch import nn
 
-from flwr_frl.common.settings import TrainingDivergedError
+from flwr_frl.common.errors import TrainingDivergedError
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel, build_model
 from flwr_frl.task.training.local_training import evaluate, train

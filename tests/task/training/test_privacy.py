@@ -245,7 +245,7 @@ def test_unsupported_models_targets_and_settings_are_rejected(monkeypatch):
     targets[0] = -100
     call = call_of(model(), examples=replace(examples, targets=targets))
     assert_says("where some targets do not count", train_privately, call, dp)
-    monkeypatch.setattr("flwr_frl.common.settings.find_spec", lambda name: None)
+    monkeypatch.setattr("flwr_frl.common.errors.find_spec", lambda name: None)
     assert ExamplePrivacy().dp_noise == 0
     assert code_of(ExamplePrivacy, 1.0, 1.0, 1e-5) == "missing-package"
 

@@ -14,7 +14,7 @@ from small_models import (
     state_of,
 )
 
-from flwr_frl.common.settings import TrainingDivergedError
+from flwr_frl.common.errors import TrainingDivergedError
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training.local_training import train
