@@ -60,8 +60,12 @@ from flwr_frl.task.models.frozen import (
 )
 from flwr_frl.task.training.cohort import make, scratch_model
 from flwr_frl.task.training.local_training import TrainCall
-from flwr_frl.task.training.sgd import Proximal, Regularizer, gradient_weight
-from flwr_frl.task.training.trainer import TrainerSettings
+from flwr_frl.task.training.sgd import (
+    Proximal,
+    Regularizer,
+    TrainerSettings,
+    gradient_weight,
+)
 
 # A training loss, and the arrays to send if they are not those of the model
 Update = float | tuple[float, Mapping[str, Tensor]]

@@ -29,8 +29,7 @@ from flwr_frl.task.data.partitions import PartitionSettings
 from flwr_frl.task.models.adapters import AdapterSettings
 from flwr_frl.task.tasks import TASKS
 from flwr_frl.task.tasks.image import ImageSettings
-from flwr_frl.task.training.sgd import SGD
-from flwr_frl.task.training.trainer import TrainerSettings
+from flwr_frl.task.training.sgd import SGD, TrainerSettings
 
 PAGE = Path(__file__).with_suffix(".md")
 ROOT = Path(__file__).parents[1]

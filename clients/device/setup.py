@@ -37,7 +37,7 @@ from flwr_frl.task.held_out import EvaluationSettings
 from flwr_frl.task.tasks import TaskKey, built_task
 from flwr_frl.task.tasks.image import ImageTask
 from flwr_frl.task.training.privacy import ExamplePrivacy
-from flwr_frl.task.training.trainer import TrainerSettings
+from flwr_frl.task.training.sgd import TrainerSettings
 
 # Keys of a node config besides the settings that a device may override.
 OF_A_NODE = (

@@ -24,13 +24,14 @@ from flwr_frl.task.examples import Batch, Crops, ExampleSet, Loss, cropped
 from flwr_frl.task.models.layers import StackedNorms, applied, mean_losses
 from flwr_frl.task.models.split_model import SplitModel
 from flwr_frl.task.training.sgd import SGD, Proximal
-from flwr_frl.task.training.trainer import clip_stacked
 
 Tensors = dict[str, Tensor]
 # Losses that are means over the examples.
 MEANS = (nn.functional.cross_entropy, nn.functional.mse_loss)
 # Packages whose modules compute the same function in every call.
 KNOWN = "torch", "torchvision", "flwr_frl"
+# Added to a norm by which gradients are divided, as in torch.
+SMALLEST_NORM = 1e-6
 # torch's defaults for Adam.
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 # Pooled inputs are copied if they have at most this many bytes.
@@ -582,13 +583,36 @@ class StackedOptimizer:
                     gradient = gradient + self.correction[name][members]
                 present[name] = gradient
         if self.sgd.max_gradient_norm:
-            present = clip_stacked(present, self.sgd.max_gradient_norm)
+            present = _clipped(present, self.sgd.max_gradient_norm)
         update = _sgd_step if self.sgd.optimizer_ == "sgd" else _adam_step
         for name, gradient in present.items():
             moments = [moment[members] for moment in self.moments[name]]
             decay = 0.0 if self.sgd.is_bias(name) else self.sgd.weight_decay
             update(state[name], gradient, moments, self.sgd, decay)
         return losses
+
+
+def _clipped(gradients: dict[str, Tensor], max_norm: float) -> dict[str, Tensor]:
+    """Return the gradients of several models, each model's clipped to a norm.
+
+    Parameters
+    ----------
+    gradients : dict of str to Tensor, shape (models, ...)
+        Gradients by the parameter's name.
+    max_norm : float
+        Largest norm of a model's gradient.
+    """
+    if not gradients:
+        return gradients
+    squares: Iterable[Tensor] = (
+        g.flatten(1).square().sum(1) for g in gradients.values()
+    )
+    norms = torch.stack([*squares]).sum(0).sqrt()
+    factors = (max_norm / (norms + SMALLEST_NORM)).clamp(max=1.0)
+    return {
+        name: gradient * factors.view(-1, *[1] * (gradient.ndim - 1))
+        for name, gradient in gradients.items()
+    }
 
 
 def _initial_moments(parameter: Tensor, sgd: SGD) -> list[Tensor]:

@@ -7,7 +7,7 @@ from torch import nn
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.models import SplitModel
 from flwr_frl.task.training.privacy import ExamplePrivacy
-from flwr_frl.task.training.trainer import TrainerSettings
+from flwr_frl.task.training.sgd import TrainerSettings
 
 CE, MSE = nn.functional.cross_entropy, nn.functional.mse_loss
 
