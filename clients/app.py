@@ -38,6 +38,7 @@ from flwr_frl.common.run_cache import begin_run, current_run
 from flwr_frl.common.secure.messages import SECURE
 from flwr_frl.common.settings import Resolved, Settings
 from flwr_frl.task.devices import CPU, current, is_out_of_memory, out_of_memory, use
+from flwr_frl.task.training.captured import are_captured
 from flwr_frl.task.training.cohort import each_together
 
 
@@ -135,12 +136,15 @@ class App(ClientApp):
         with contextlib.suppress(SettingsError):
             setups = [client_setup(c, self.run_config, strict=False) for c in contexts]
             self.read_message(messages[0], contexts[0])
-            asked = [*map(Asked, setups, requests, contexts)]
-            if kinds == {MessageType.EVALUATE}:
+            asked = [*map(Asked, setups, requests, contexts)] if self.size > 1 else []
+            if asked and kinds == {MessageType.EVALUATE}:
                 done = evaluate_rows(asked)
             # Mods must see every message.
-            elif kinds == {MessageType.TRAIN} and not self.mods and self.size > 1:
+            elif asked and kinds == {MessageType.TRAIN} and not self.mods:
                 done = fit_rows(asked, self._most(), self.cohort == "auto")
+        # The steps of a single client are only stacked to be captured.
+        if self.size == 1 and not are_captured(current()):
+            return (work() for work in works)
         others = [work for i, work in enumerate(works) if i not in done]
         rest = each_together(others, self._most(), self.cohort == "auto")
         return (done.pop(i) if i in done else next(rest) for i in range(len(works)))

@@ -156,7 +156,9 @@ class Runs(dict[str, Run]):
         return figure
 
     def __repr__(self) -> str:
-        """Return a table of the results, and what it means."""
+        """Return a table of the results, and what it means; "" without runs."""
+        if not self:
+            return ""
         summaries = {name: run.summary for name, run in self.items()}
         return terminal(cells(summaries)) + legend(summaries)
 

@@ -205,6 +205,8 @@ class Strategy(Algorithm, uses_mean="only"):
     def aggregate(self, round: Round) -> Arrays | None:
         """Return the new shared arrays, by default the mean; None keeps the old ones.
 
+        By default, arrays that clients do not return (`Round.expected`) stay the same.
+
         Parameters
         ----------
         round : Round

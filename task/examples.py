@@ -53,7 +53,7 @@ class ExampleSet:
         read when their batch is prepared.
     device : torch.device, optional
         Device of the batches, by default that of the inputs; mean and std are already
-        there.
+        there. `replace` keeps it.
     drop_single : bool, default False
         Leave out the last batch of a training epoch if it has a single example, for
         models whose batch norms cannot train on one.

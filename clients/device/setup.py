@@ -217,15 +217,16 @@ def build_client(
     seed = devices.seed(int(setup.run["seed"]), setup.name, server_round)
     index = setup.partition
     task = built_task(setup.task, setup.num_clients, setup.columns)
-    state, settings = personal_state(context, setup, config), setup.algorithm
+    state = personal_state(context, setup, config)
     try:
-        client = setup.kind(task, index, state, settings)
+        client = setup.kind(task, index, state, setup.algorithm)
     except SettingsError as error:
         algorithm, task_name = setup.run["algorithm"], setup.run["task"]
         line = f"algorithm {algorithm!r} and task {task_name!r}: {error}"
         raise SettingsError(line, error.code) from None
     client.config = cast(Config, config)
     # After its constructor, which reads the learning rate that all rounds start from.
+    settings = client.settings
     if trains and keys.SERVER_ROUND in config and isinstance(settings, TrainerSettings):
         rounds = int(setup.run["num-server-rounds"])
         client.settings = settings.in_round(server_round, rounds)

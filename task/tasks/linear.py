@@ -107,15 +107,16 @@ class RegressionTask(BaseTask):
                 nn.Linear(self.rank, 1, bias=False),
             )
 
-    def check_size(self, *lengths: int) -> None:
+    def check_size(self, factors: str, *lengths: int) -> None:
         """Raise `SettingsError` if the rank or the size of an array is too large.
 
-        ``lengths`` are numbers of vectors that are drawn at once.
+        ``lengths`` are numbers of vectors that are drawn at once, and ``factors`` the
+        names of their settings.
         """
         allowed = f"from 1 to {self.dimension}, the dimension"
         require(self.rank <= self.dimension, "rank", self.rank, allowed)
         drawn = self.dimension * max(self.rank, *lengths)
-        product = "dimension times the largest of rank, samples and num-clients"
+        product = f"dimension times the largest of rank, {factors}"
         allowed = f"at most {MAX_DRAWN:,}, the most numbers that are drawn at once"
         require(drawn <= MAX_DRAWN, product, drawn, allowed, "too-many-numbers")
 
@@ -226,7 +227,8 @@ class LinearTask(Checked, RegressionTask):
     def __post_init__(self) -> None:
         """Validate the settings, and limit the size of the arrays."""
         super().__post_init__()
-        self.check_size(self.samples, self.num_clients, self.test_samples)
+        lengths = self.samples, self.test_samples, self.num_clients
+        self.check_size("samples and num-clients", *lengths)
 
     @cached_property
     def _truth(self) -> tuple[Matrix, Matrix]:
@@ -367,7 +369,8 @@ class TransferTask(Checked, RegressionTask):
     def __post_init__(self) -> None:
         """Check the ranges."""
         super().__post_init__()
-        self.check_size(self.source_samples, self.target_samples, self.test_samples)
+        lengths = self.source_samples, self.target_samples, self.test_samples
+        self.check_size("source-samples and target-samples", *lengths)
 
     @cached_property
     def span(self) -> Matrix:

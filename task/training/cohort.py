@@ -23,7 +23,7 @@ from flwr_frl.task.base import Task
 from flwr_frl.task.devices import CPU, RngContext, current, is_out_of_memory
 from flwr_frl.task.models.frozen import new_model
 from flwr_frl.task.models.split_model import SplitModel
-from flwr_frl.task.training.captured import are_captured, forget
+from flwr_frl.task.training.captured import forget
 
 Result = TypeVar("Result")
 log = getLogger("task")
@@ -117,10 +117,12 @@ class CohortLimit:
         error : Exception
             The exception that was raised.
         """
-        if count < 2 or not is_out_of_memory(error):
+        if not is_out_of_memory(error):
+            return False
+        forget()
+        if count < 2:
             return False
         self.most = count // 2
-        forget()
         text = "device %r is out of memory with %d clients together; continuing with %d"
         log.warning(text, str(current()), count, self.most)
         return True
@@ -167,8 +169,8 @@ def each_together(
     works : sequence of callable
         Each seeds torch's generator before it draws.
     size : int
-        Most clients that train together. A client that waits for others holds its own
-        model.
+        Most clients that train together; with 1, the steps of each are captured. A
+        client that waits for others holds its own model.
     only_if_faster : bool, default False
         Make calls one by one where batching them would not be faster.
 
@@ -178,14 +180,18 @@ def each_together(
         The results, in the order of ``works``.
     """
     waiting, limit = deque(works), run_object(CohortLimit)
+    least = min(size, 2)
     while waiting:
-        yield from _cohort(waiting, min(size, limit.most), only_if_faster)
+        yield from _cohort(waiting, min(size, limit.most), least, only_if_faster)
 
 
 def _cohort(
-    works: deque[Callable[[], Any]], size: int, only_if_faster: bool
+    works: deque[Callable[[], Any]], size: int, least: int, only_if_faster: bool
 ) -> Iterator[Any]:
-    """Run works, which are removed, until a cohort is complete and has finished."""
+    """Run works, which are removed, until a cohort is complete and has finished.
+
+    ``least`` is the fewest clients that are batched if it need not be faster.
+    """
     clients: list[ClientCoroutine] = []
     results: dict[ClientCoroutine, Any] = {}
     pending: dict[ClientCoroutine, Any] = {}
@@ -205,8 +211,6 @@ def _cohort(
         answers: dict[ClientCoroutine, Any] = {}
         for members in groups.values():
             calls = [pending[client] for client in members]
-            # The step of a single client is stacked only to be captured.
-            least = 1 if are_captured(current()) else 2
             # Calls that never gain from batching did not leave `make`.
             fewest = calls[0].fewest or 2 if only_if_faster else least
             answers |= zip(members, _answers(calls, members, fewest), strict=True)
