@@ -292,6 +292,11 @@ class Client(NumPyClient):
                 arrays[name] = value.detach()
         return arrays
 
+    def _current_arrays(self, groups: Groups) -> Arrays:
+        """Return the arrays of groups, those of the model as they are now."""
+        arrays = {**self.saved, **self.model.tensors}
+        return to_arrays({name: arrays[name] for name in self._array_names(groups)})
+
     def _array_names(self, groups: Groups) -> list[str]:
         """Return the names of arrays of groups in the order of `_initial_arrays`."""
         if groups not in self._names:
@@ -462,9 +467,7 @@ class Client(NumPyClient):
                 f"send; its sent groups, {', '.join(map(repr, self.sent))}, must be "
                 "parts of the model or be returned after the loss"
             )
-        kept = {**self.saved, **self.model.tensors}
-        mine = self._array_names(self.personal)
-        personal = to_arrays({name: kept[name] for name in mine})
+        personal = self._current_arrays(self.personal)
         if self._upload:
             personal |= self._upload.compress(self, arrays)
         if personal:

@@ -5,7 +5,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -73,25 +73,18 @@ def find(name: str) -> torch.device:
     return torch.device(f"{name}:0" if name in ("cuda", "mps") else name)
 
 
-def seed(number: int, *source: object) -> int:
-    """Seed the generators of the CPU and of the device; return the seed.
+def client_seed(seed: int, name: str, server_round: object) -> int:
+    """Return a client's seed in a round of a run with a seed, on any machine."""
+    text = f"{seed}/{name}/{server_round}".encode(errors="surrogatepass")
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
 
-    Parameters
-    ----------
-    number : int
-        The seed, unless there are more arguments.
-    *source : object
-        Values whose ``str`` determine the seed together with the number, on any
-        machine. Clients have the run's seed, their name and the round.
-    """
-    if source:
-        text = "/".join(map(str, (number, *source))).encode(errors="surrogatepass")
-        number = int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+
+def seed(number: int) -> None:
+    """Seed the generators of the CPU and of the device."""
     # Not torch.manual_seed: until CUDA starts, it stores a stack trace of every call.
     torch.default_generator.manual_seed(number)
     if current() != CPU:
         torch.get_device_module(current()).manual_seed(number)
-    return number
 
 
 @contextmanager
@@ -133,20 +126,20 @@ class RngContext:
 
     Parameters
     ----------
-    *source : Any
-        Arguments of `seed` with which they begin; by default they begin as they are.
+    first : int, optional
+        Seed with which they begin; by default they begin as they are.
     """
 
-    def __init__(self, *source: Any) -> None:
-        self.source = source
+    def __init__(self, first: int | None = None) -> None:
+        self.first = first
         self.state: tuple[torch.Tensor, ...] | None = None
 
     def __enter__(self) -> Self:
         """Restore the generators where this client left them."""
         if self.state is not None:
             set_random_state(self.state)
-        elif self.source:
-            seed(*self.source)
+        elif self.first is not None:
+            seed(self.first)
         return self
 
     def __exit__(self, *error: object) -> None:

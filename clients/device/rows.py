@@ -45,7 +45,7 @@ from flwr_frl.common.errors import TrainingDivergedError, reason_of
 from flwr_frl.common.run_cache import run_object
 from flwr_frl.common.settings import load
 from flwr_frl.task.base import Task
-from flwr_frl.task.devices import CPU, RngContext
+from flwr_frl.task.devices import CPU, RngContext, client_seed
 from flwr_frl.task.examples import EVALUATION_BATCH, ExampleSet
 from flwr_frl.task.models import Part
 from flwr_frl.task.training.cohort import CohortLimit, RefusedKeys
@@ -315,7 +315,8 @@ class Rows:
         run, server_round = int(setup.run["seed"]), config.get(keys.SERVER_ROUND, 0)
         for each in asked:
             index = each.setup.partition
-            self._streams.append(RngContext(run, each.setup.name, server_round))
+            first = client_seed(run, each.setup.name, server_round)
+            self._streams.append(RngContext(first))
             self._examples.append(client.task.resident("train", index))
             if client.personal:
                 state = personal_state(each.context, each.setup, each.request.config)

@@ -214,7 +214,8 @@ def build_client(
         If the algorithm cannot use the task.
     """
     server_round = config.get(keys.SERVER_ROUND, 0)
-    seed = devices.seed(int(setup.run["seed"]), setup.name, server_round)
+    seed = devices.client_seed(int(setup.run["seed"]), setup.name, server_round)
+    devices.seed(seed)
     index = setup.partition
     task = built_task(setup.task, setup.num_clients, setup.columns)
     state = personal_state(context, setup, config)

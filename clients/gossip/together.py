@@ -32,7 +32,7 @@ from flwr_frl.common.arrays import Matrix, ReplyRows, RowArrays, RowReply, layou
 from flwr_frl.common.errors import TrainingDivergedError
 from flwr_frl.common.run_cache import run_cache, run_object
 from flwr_frl.task.base import Task
-from flwr_frl.task.devices import seed
+from flwr_frl.task.devices import client_seed, seed
 from flwr_frl.task.examples import Batch
 from flwr_frl.task.models.frozen import frozen_tensors
 from flwr_frl.task.training.captured import called
@@ -225,7 +225,8 @@ class Nodes:
         run, times = int(self.setup.run["seed"]), client.settings.local_steps
         seeds, drawn = list[int](), list[Tensor]()
         for each, count in zip(self.asked, sizes, strict=True):
-            seeds.append(seed(run, each.setup.name, self.round))
+            seeds.append(client_seed(run, each.setup.name, self.round))
+            seed(seeds[-1])
             drawn += [torch.randperm(count) for _ in range(times)]
         order, lengths = torch.cat(drawn), torch.tensor(sizes).repeat_interleave(times)
         starts = (lengths.cumsum(0) - lengths).view(-1, times, 1)

@@ -23,7 +23,7 @@ from flwr_frl.clients.device.card import (
     algorithm_of,
     read_card,
 )
-from flwr_frl.clients.device.groups import HEAD, Arrays, to_arrays, under
+from flwr_frl.clients.device.groups import HEAD, Arrays, under
 from flwr_frl.clients.device.state import (
     PersonalState,
     quoted,
@@ -41,7 +41,7 @@ from flwr_frl.predict.file_settings import UNUSED, need, separate
 from flwr_frl.predict.predictor import FilePath, Predictor, check_arrays, check_size
 from flwr_frl.strategies.algorithms import settings_owners, strategy_class
 from flwr_frl.task.base import Task
-from flwr_frl.task.devices import seed, use
+from flwr_frl.task.devices import client_seed, seed, use
 from flwr_frl.task.examples import ExampleSet
 from flwr_frl.task.held_out import changed
 from flwr_frl.task.names import GENERATED
@@ -348,7 +348,7 @@ class TrainedRun:
         if privacy.dp_noise:
             client._private = PrivateTraining(privacy, RecordDict(), directory)
         check_account(client._private, directory)
-        seed(int(self.settings["seed"]), name, self.server_round)
+        seed(client_seed(int(self.settings["seed"]), name, self.server_round))
 
 
 class Fitted(NamedTuple):
@@ -445,9 +445,8 @@ def personalize(
         client=client_name,
         about=about_state(task, index, run.kind),
     )
-    names = client._array_names(tuple(dict.fromkeys((*client.personal, *groups))))
-    arrays = {**client.saved, **client.model.tensors}
-    path = state.save(to_arrays({n: arrays[n] for n in names}), run.server_round)
+    arrays = client._current_arrays(tuple(dict.fromkeys((*client.personal, *groups))))
+    path = state.save(arrays, run.server_round)
     allowed = "a folder that can be written"
     require(path is not None, "state-dir", str(directory), allowed)
     assert path is not None

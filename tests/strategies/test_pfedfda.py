@@ -9,7 +9,6 @@ from layered import WIDTH, features, gradients, layered, loss_of, parts, start
 from softmax_runs import CLASSES, RATE, STEPS, N, assert_near, draw, mean, run, weights
 
 from flwr_frl.clients import PFedFDAClient
-from flwr_frl.clients.device.groups import to_arrays
 from flwr_frl.clients.pfedfda import minimum_in_unit_interval
 from flwr_frl.task import ExampleSet
 
@@ -127,7 +126,7 @@ def test_newcomer_saves_the_head_of_the_adapted_gaussians(how, within, monkeypat
     client, arrays = outcome.client(i, 2), outcome.arrays[-1]
     client._receive([arrays[n] for n in client._array_names(client.shared)], {})
     client.personalize()
-    a, head = parts({**arrays, **to_arrays(client.model.tensors)})
+    a, head = parts({**arrays, **client._current_arrays(client.personal)})
     gaussians = [arrays[name].astype(float) for name in (MEANS, COVARIANCE)]
     expected = head_of(*adapted(a, i, gaussians, how), draw(i)[1])
     np.testing.assert_allclose(head, expected, atol=within)
