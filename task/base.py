@@ -86,8 +86,19 @@ class BaseTask(ABC):
     def resident(self, part: Literal["train", "test"], client: int) -> ExampleSet:
         """Return a client's training or test examples, on the device if they fit.
 
-        Examples that exceed the limit stay where they are, and their batches are moved
-        one by one.
+        Parameters
+        ----------
+        part : {"train", "test"}
+            Which examples.
+        client : int
+            Index of the client, as in `train_examples`.
+
+        Returns
+        -------
+        ExampleSet
+            With batches on the device of this process. All clients' examples together
+            take at most an eighth of its memory; further ones stay where they are, and
+            their batches are moved one by one.
         """
         read = self.train_examples if part == "train" else self.test_examples
         if current() == CPU:

@@ -8,7 +8,7 @@ or an argument of a task's function or constructor::
 
     head_epochs: Annotated[int, setting(ge=0)] = 10
 
-pydantic checks the values; messages are made here.
+pydantic checks the values; its errors become one-line messages here.
 
 Its name is that of the field or argument, in kebab-case: ``learning-rate``. Flower
 needs a flat list of all settings; it is ``[tool.flwr.app.config]`` of
